@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Demonstration: copies real files over a path with 660 ms and 1 % loss, once without flags and once with the rate of
-# the path. Then runs curl over the same path for the same time as Sterna.
+# the path. Then runs curl over the same path for the same time as Sterna. At last the transfer service does the same
+# for a job of many files, which the real client of FTS3 submits.
 #
 # As root the demo runs between two hosts of the lab. Otherwise it runs on loopback, which shows the commands without a
 # comparison.
@@ -72,12 +73,63 @@ copy found_ms found
 echo "== The rate of the path given: used from the first packet on"
 copy given_ms given --rate $rate
 
+# Runs a job of the service: one agent at each host, both dial out to it.
+service() {
+    local here=${STERNA_LAB_A:-127.0.0.1} url agent site job client=target/fts3-client/bin/fts-rest-transfer-submit
+    echo; echo "== The transfer service: a job of $(find "$work/b/files" -type f | wc -l) files from host b to host a"
+    echo '$ sterna serve --dev                                              # at host a'
+    "$sterna" serve --dev --listen "$here:8446" --state "$work/state-service" >"$work/serve.out" 2>"$work/serve.log" &
+    children+=($!)
+    for _ in $(seq 200); do
+        grep -q '^ready' "$work/serve.out" 2>/dev/null && break
+        sleep 0.1
+    done
+    cut -d' ' -f1-4 "$work/serve.out"
+    url=https://$here:8446
+    export STERNA_SERVICE=$url STERNA_STATE=$work/state-service
+    mkdir -p "$work/site-a"
+    for site in b.example a.example; do
+        agent=$work/state-agent-$site
+        echo "\$ sterna config site $site --add \$(sterna id)                      # one site for each host"
+        "$sterna" config site "$site" --add "$("$sterna" id --state "$agent")" >"$work/site.out"
+    done
+    echo '$ sterna agent --root /data:ro --service URL                       # at both hosts'
+    (on_b "$sterna" agent --root "$work/b:ro" --listen "$STERNA_LAB_B:7374" --service "$url" \
+        --capath "$STERNA_STATE/service/dev/certificates" --state "$work/state-agent-b.example") >"$work/b.out" 2>"$work/b.log" &
+    children+=($!)
+    # Host a opens no port: its agent pulls.
+    "$sterna" agent --root "$work/site-a" --listen "$here:7375" --reachable-at none --service "$url" \
+        --capath "$STERNA_STATE/service/dev/certificates" --state "$work/state-agent-a.example" >"$work/a.out" 2>"$work/a.log" &
+    children+=($!)
+    find "$work/b/files" -type f -printf '%f\n' | python3 -c '
+import json, sys
+from urllib.parse import quote
+names = [line.rstrip("\n") for line in sys.stdin]
+pair = lambda name: {"sources": ["sterna://b.example/files/" + name], "destinations": ["sterna://a.example/" + name]}
+json.dump({"files": [pair(name) for name in names]}, sys.stdout)' >"$work/bulk.json"
+    if [ -x "$client" ]; then
+        echo '$ fts-rest-transfer-submit -s URL -f bulk.json                      # the client of FTS3, unchanged'
+        job=$("$client" -s "$url" --capath "$STERNA_STATE/service/dev/certificates" --cert "$STERNA_STATE/service/dev/user.pem" \
+            --key "$STERNA_STATE/service/dev/user.key" -f "$work/bulk.json" | grep -Eo '[0-9a-f-]{36}' | head -n 1)
+    else
+        echo "   (the client of FTS3 is not installed: the native interface takes the job)"
+        job=$(curl --silent --cacert "$(ls "$STERNA_STATE"/service/dev/certificates/*.0)" --cert "$STERNA_STATE/service/dev/user.pem" \
+            --key "$STERNA_STATE/service/dev/user.key" -H 'Content-Type: application/json' --data "@$work/bulk.json" "$url/jobs" |
+            grep -Eo '[0-9a-f-]{36}' | head -n 1)
+    fi
+    echo "\$ sterna watch $job"
+    "$sterna" watch "$job"
+    diff -r "$work/b/files" "$work/site-a" && echo "every byte is the same"
+}
+
 if [ -z "${STERNA_LAB:-}" ]; then
+    service
     echo "== No comparison: on loopback any tool is as fast as this machine. As root, \`make demo\` runs Sterna and curl over"
     echo "   660 ms of round trip with 1 % of packets lost, where they differ"
     exit 0
 fi
 if ! command -v curl >/dev/null || ! command -v nginx >/dev/null; then
+    service
     echo "== curl or nginx is missing: nothing to compare with"
     exit 0
 fi
@@ -121,3 +173,4 @@ awk -v s="$total" -v c="$curl_bytes" -v tar="$tar_bytes" -v found="$found_ms" -v
             (1 - c / tar) * 100
     print "So short a run shows how a tool starts as much as how fast it is: docs/benchmarks.md has longer ones."
 }'
+service

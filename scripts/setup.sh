@@ -33,6 +33,17 @@ install_packages() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
+# Installs the requirements of the client of FTS3, of which a library is compiled.
+fts3_packages() {
+    local headers wanted
+    mapfile -t wanted < <(missing_packages python3=python3 cc=gcc)
+    headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null || true)
+    [ -e "$headers/Python.h" ] || wanted+=(python3-dev)
+    python3 -c 'import ensurepip, venv' 2>/dev/null || wanted+=(python3-venv)
+    [ -e /usr/include/openssl/ssl.h ] || wanted+=(libssl-dev)
+    install_packages "${wanted[@]}" || say "the client of FTS3 will be missing"
+}
+
 # Requirements of every build: cargo from the Rust toolchain, and a C compiler for the cryptography.
 if ! command -v cargo >/dev/null 2>&1; then
     say "no cargo: install a Rust toolchain first (rust-toolchain of at least 1.88, see https://rustup.rs)"
@@ -56,20 +67,19 @@ test)
     # The tests of copies from web servers use real servers, on loopback and with separate configurations.
     mapfile -t wanted < <(PATH=$PATH:/usr/sbin missing_packages nginx=nginx-light apache2=apache2-bin)
     install_packages "${wanted[@]}" || say "the tests of copies from web servers will fail"
-    # The tests of the service use the client of FTS3, curl, and openssl as a judge of certificates. A library of the
-    # client is compiled.
+    # The tests of the service use curl, and openssl as a judge of certificates.
     mapfile -t wanted < <(missing_packages curl=curl openssl=openssl)
-    headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')
-    [ -e "$headers/Python.h" ] || wanted+=(python3-dev)
-    python3 -c 'import ensurepip, venv' 2>/dev/null || wanted+=(python3-venv)
-    [ -e /usr/include/openssl/ssl.h ] || wanted+=(libssl-dev)
     install_packages "${wanted[@]}" || say "the tests of the service will fail"
+    fts3_packages
     scripts/fts3-client.sh || say "the tests of the service with the FTS3 client will fail"
     ;;
 demo)
     # The demo compares Sterna with curl and a web server.
     mapfile -t wanted < <(missing_packages curl=curl nginx=nginx-light ip=iproute2)
     install_packages "${wanted[@]}" || say "the comparison will be left out where these are missing"
+    # It submits a job with the client of FTS3.
+    fts3_packages
+    scripts/fts3-client.sh || say "the demo will submit its job without the client of FTS3"
     ;;
 bench)
     bench/peers/setup.sh

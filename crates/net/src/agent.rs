@@ -5,6 +5,8 @@
 
 #[cfg(test)]
 mod captured;
+mod commission;
+mod granted;
 mod limiter;
 mod log;
 mod query;
@@ -13,12 +15,14 @@ mod runner;
 mod sessions;
 mod third_party;
 
+use std::collections::BTreeMap;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::session::{ActiveEnd, Capabilities, Frame, Hello, LaneId, Probe, Query, Request};
@@ -30,7 +34,7 @@ use crate::buffer::BufferPool;
 use crate::descriptors;
 use crate::disk::{Access, Destination, History, Root, Sources, last_name};
 use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
-use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, Rights};
+use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, PublicKey, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::lister::QueryPlace;
 use crate::session::{
@@ -41,6 +45,8 @@ use crate::sink::{Discard, Place};
 use crate::source::{Generated, Roots, SourcePlace};
 use crate::wake::Wake;
 
+pub use self::commission::{Commission, CommissionSpec, WebServers, Work};
+use self::granted::Claim;
 use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
 use self::log::{ONLY_ROOT, SessionLog};
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
@@ -76,6 +82,8 @@ pub enum Admission {
     Listed(Authorized),
     /// Every peer that can connect.
     Anybody,
+    /// Only peers with a grant of a transfer service.
+    Granted,
 }
 
 /// Options of an agent.
@@ -90,6 +98,8 @@ pub struct AgentOptions {
     pub linger: Duration,
     /// Rules for third-party copies.
     pub third_party: ThirdPartyRules,
+    /// Web servers from which the agent reads for a transfer service.
+    pub web: WebServers,
 }
 
 struct Shared {
@@ -97,10 +107,13 @@ struct Shared {
     admission: Admission,
     linger: Duration,
     third_party: ThirdPartyRules,
+    web: WebServers,
     identity: Identity,
     sessions: Sessions,
     pool: Arc<BufferPool>,
     log: Arc<Limiter>,
+    /// Keys of the transfer services whose grants count, by service.
+    services: Mutex<BTreeMap<String, PublicKey>>,
     stopping: AtomicBool,
     /// Notified when a session starts, and when the agent is to stop.
     wake: Wake,
@@ -122,7 +135,7 @@ impl Agent {
     ///
     /// Errors: the port is in use, or the process has no permission to use it.
     pub fn start(options: AgentOptions, identity: Identity) -> Result<Self, Error> {
-        let AgentOptions { roots, listen, admission, linger, third_party } = options;
+        let AgentOptions { roots, listen, admission, linger, third_party, web } = options;
         let (tcp, quic) = bind_both(listen, &identity)?;
         let local_addr = quic.local_addr();
         let roots = roots.into_iter().map(|NamedRoot { name, root }| {
@@ -137,10 +150,12 @@ impl Agent {
             admission,
             linger,
             third_party,
+            web,
             identity: identity.clone(),
             sessions: Sessions::default(),
             pool: BufferPool::new(),
             log: Arc::default(),
+            services: Mutex::default(),
             stopping: AtomicBool::new(false),
             wake: Wake::default(),
             history: Arc::default(),
@@ -177,6 +192,24 @@ impl Agent {
     /// Returns the number of sessions, with those that have ended within the last tick.
     pub fn session_count(&self) -> usize {
         self.shared.sessions.all().len()
+    }
+
+    /// Returns the fingerprint by which peers know the agent.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.shared.identity.fingerprint()
+    }
+
+    /// Accepts the grants of a transfer service from now on, and those by its earlier key no more. The caller has
+    /// authenticated it.
+    pub fn trust_service(&self, service: &str, key: PublicKey) {
+        self.shared.services.lock().insert(service.to_owned(), key);
+    }
+
+    /// Prepares a copy that a transfer service asks of this agent.
+    ///
+    /// Errors: `Denied`, `NotFound`, for the end of the copy at this agent; `Usage`.
+    pub fn commission(&self, spec: CommissionSpec) -> Result<Commission, Error> {
+        self.shared.commission(spec)
     }
 
     /// Ends [`Agent::run`], also one that starts later.
@@ -382,6 +415,8 @@ impl Shared {
         // Refuses an unauthorized peer at once: it may never send a hello.
         let outcome = match self.grant(&peer) {
             Ok(_) => Ok(()),
+            // Its hello may have a grant of a service.
+            Err(_) if !self.services.lock().is_empty() => Ok(()),
             Err(error) => sink.refuse(&error),
         };
         let outcome = outcome.and_then(|()| rx.run(&mut sink));
@@ -432,6 +467,7 @@ impl Shared {
     fn grant(&self, peer: &Fingerprint) -> Result<Grant, Error> {
         let granted = match &self.admission {
             Admission::Anybody => Some(Grant::everywhere(Rights::ReadWrite)),
+            Admission::Granted => None,
             Admission::Listed(list) => {
                 let Answer { grant, damage } = list.ask(peer);
                 damage.iter().for_each(|text| warn_operator(text));
@@ -456,32 +492,32 @@ impl Shared {
         damage.map_or(String::new(), |damage| format!("; but {damage}"))
     }
 
-    /// Reduces a grant to the rights of both peers, if the peer asks on behalf of another one. The other key needs no
-    /// proof, because it can only remove rights. Errors: the other peer is not authorized here.
-    fn narrowed(&self, grant: Grant, peer: &Fingerprint, on_behalf_of: Option<Fingerprint>) -> Result<Grant, Error> {
-        let Some(other) = on_behalf_of else { return Ok(grant) };
-        match &self.admission {
-            Admission::Anybody => Ok(grant),
-            Admission::Listed(list) => list.ask(&other).grant.map(|others| grant.and(&others)).ok_or_else(|| {
-                let text = format!(
-                    "{other}, for whom {} asks, is not authorized here: the operator of the agent must add a line with that \
-                     fingerprint too; a copy between agents may do what both of them may",
-                    peer.short()
-                );
-                // A request in the other direction would get the same answer from this agent.
-                Error::new(ErrorKind::Untrusted, Scope::Service, Phase::Prepare, text)
-            }),
-        }
+    /// Reduces a grant to the rights of both peers: the peer asks on behalf of another one. The other key needs no proof,
+    /// because it can only remove rights. Errors: the other peer is not authorized here.
+    fn narrowed(&self, grant: Grant, peer: &Fingerprint, other: Fingerprint) -> Result<Grant, Error> {
+        let others = match &self.admission {
+            Admission::Anybody => return Ok(grant),
+            Admission::Granted => None,
+            Admission::Listed(list) => list.ask(&other).grant,
+        };
+        others.map(|others| grant.and(&others)).ok_or_else(|| {
+            let text = format!(
+                "{other}, for whom {} asks, is not authorized here: the operator of the agent must add a line with that \
+                 fingerprint too; a copy between agents may do what both of them may",
+                peer.short()
+            );
+            // A request in the other direction would get the same answer from this agent.
+            Error::new(ErrorKind::Untrusted, Scope::Service, Phase::Prepare, text)
+        })
     }
 
     /// Returns the present grant of the peer, if it suffices for a request. Errors: it does not.
-    fn grant_for(
-        &self,
-        peer: &Fingerprint,
-        on_behalf_of: Option<Fingerprint>,
-        request: &Request,
-    ) -> Result<Grant, Error> {
-        let grant = self.narrowed(self.grant(peer)?, peer, on_behalf_of)?;
+    fn grant_for(&self, peer: &Fingerprint, claim: &Claim, request: &Request) -> Result<Grant, Error> {
+        let grant = match claim {
+            Claim::Own => self.grant(peer)?,
+            Claim::OnBehalfOf(other) => self.narrowed(self.grant(peer)?, peer, *other)?,
+            Claim::Granted { grant, is_running } => self.granted_by_service(peer, grant, request, *is_running)?,
+        };
         match request {
             Request::Query(query) => self.query_places(query, &grant).map(drop)?,
             Request::Probe(_) => self.may_probe(&grant)?,
@@ -493,9 +529,10 @@ impl Shared {
     /// Returns a seat in the session of a hello: the running session, or a new one. Checks the rights for each lane.
     fn session(self: &Arc<Self>, peer: Fingerprint, from: SocketAddr, hello: &Hello) -> Result<Seat, Error> {
         let key = (peer, hello.session);
-        let on_behalf_of = hello.on_behalf_of.map(Fingerprint);
-        let grant = self.grant_for(&peer, on_behalf_of, &hello.request).inspect_err(|error| {
-            self.sessions.find(&key, &hello.request).iter().for_each(|session| session.abort(error));
+        let running = self.sessions.find(&key, &hello.request);
+        let claim = Claim::of(hello, running.is_some());
+        let grant = self.grant_for(&peer, &claim, &hello.request).inspect_err(|error| {
+            running.iter().for_each(|session| session.abort(error));
         })?;
         let seat = self.sessions.find_or_add(key, hello)?.seat()?;
         let session = &seat.0;

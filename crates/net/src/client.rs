@@ -10,6 +10,7 @@ mod follow;
 mod job;
 mod path;
 mod path_cache;
+mod place;
 pub(crate) mod probe;
 pub(crate) mod query;
 mod replicas;
@@ -28,6 +29,7 @@ use sterna_proto::Error;
 use self::direct::Direct;
 use self::job::Job;
 use self::replicas::ReplicaCopy;
+pub(crate) use self::run::random_session;
 use self::run::{Again, Restarts};
 use self::spec::{CopyEvent, CopyKind, CopyObserver, CopySpec, CopySummary, Initiator};
 use self::supervisor::run_session;
@@ -63,6 +65,9 @@ impl PlannedCopy {
 /// Errors: `Usage`; a source on this host does not exist, if it is followed, deleted or moved.
 pub(crate) fn plan(options: &CopySpec) -> Result<PlannedCopy, Error> {
     if let Some(granted) = &options.granted {
+        if let Some(direct) = Direct::plan(options)? {
+            return Ok(PlannedCopy::Direct(direct));
+        }
         return Job::granted(options, granted).map(PlannedCopy::Agent);
     }
     if let Some(replicas) = ReplicaCopy::plan(options)? {

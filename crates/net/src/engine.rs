@@ -35,7 +35,9 @@ use parking_lot::Mutex;
 use sterna_proto::budget::Budgets;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::rate::{RATE_LEAST, RateContract};
-use sterna_proto::session::{Answer, DeleteDirectories, Details, ListOptions, Listed, Overwrite, PathNumber, Query};
+use sterna_proto::session::{
+    Answer, DeleteDirectories, Details, ListOptions, Listed, Overwrite, PathNumber, Query, SignedGrant,
+};
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 pub use crate::cancel::{Cancel, OnCancel};
@@ -70,13 +72,20 @@ pub struct Engine {
 impl Engine {
     /// Creates an engine that remembers nothing about paths.
     pub fn new(identity: Identity, trust: Arc<dyn Trust>) -> Self {
-        Self { initiator: Initiator { identity, path_cache: None }, trust, ledger: Arc::default() }
+        Self { initiator: Initiator::new(identity), trust, ledger: Arc::default() }
     }
 
     /// Sets the directory of the path cache: rates and transports of earlier copies, by path.
     #[must_use]
     pub fn with_path_cache(mut self, directory: PathBuf) -> Self {
         self.initiator.path_cache = Some(directory);
+        self
+    }
+
+    /// Sets the grant of a transfer service: agents grant what it allows, and nothing else.
+    #[must_use]
+    pub fn with_grant(mut self, grant: SignedGrant) -> Self {
+        self.initiator.grant = Some(Box::new(grant));
         self
     }
 

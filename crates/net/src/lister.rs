@@ -9,6 +9,7 @@ use crate::cancel::Cancel;
 use crate::disk::{ListedName, Listing, Root, is_meant};
 
 /// Place of a query: a pattern beneath a root.
+#[derive(Clone)]
 pub(crate) struct QueryPlace {
     /// Root of the pattern.
     pub(crate) root: Root,

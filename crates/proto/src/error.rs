@@ -229,7 +229,7 @@ impl Error {
 
     /// Sets the error number (Linux errno) that the peer reported with the failure.
     #[must_use]
-    pub(crate) fn with_peer_os_code(mut self, code: Option<i32>) -> Self {
+    pub fn with_peer_os_code(mut self, code: Option<i32>) -> Self {
         if code.is_some() {
             self.details.get_or_insert_default().peer_os_code = code;
         }

@@ -168,6 +168,8 @@ pub enum Waits {
     },
     /// An operator has banned an endpoint.
     Banned(Name),
+    /// No agent of an endpoint is connected.
+    Absent(Name),
     /// An endpoint has refused transfers.
     Refusing {
         /// Endpoint.
@@ -193,6 +195,7 @@ struct Endpoint {
     outbound: usize,
     breaker: Breaker,
     is_banned: bool,
+    is_absent: bool,
 }
 
 /// Queues of one link.
@@ -250,6 +253,20 @@ impl Scheduler {
     pub fn set_bans(&mut self, banned: &[Name]) {
         self.endpoints.values_mut().for_each(|endpoint| endpoint.is_banned = false);
         banned.iter().for_each(|endpoint| self.set_ban(endpoint, true));
+    }
+
+    /// Records if an endpoint has no agent: no transfer starts from or to it then.
+    pub fn set_absent(&mut self, endpoint: &Name, is_absent: bool) {
+        self.endpoint(endpoint).is_absent = is_absent;
+    }
+
+    /// Adds a file that is under way already, because it was when the service stopped.
+    pub fn handle_running(&mut self, queue: QueueName, file: QueuedFile) {
+        if self.places.contains_key(&file.number) {
+            return;
+        }
+        self.count(&queue, 1);
+        self.places.insert(file.number, Place::Active { queue, file });
     }
 
     /// Adds a file that waits. A file that the scheduler has already keeps its place, and is not added again.
@@ -363,6 +380,11 @@ impl Scheduler {
         queued
     }
 
+    /// Returns the weight of an activity of a VO.
+    pub fn weight(&self, vo: &Name, activity: &Name) -> f64 {
+        self.shares.of_activity(vo, activity).weight
+    }
+
     /// Returns the number of files that wait and that are under way.
     pub fn counts(&self) -> (usize, usize) {
         (self.places.len() - self.active, self.active)
@@ -459,6 +481,9 @@ impl Scheduler {
                 if state.is_banned {
                     return Some(Waits::Banned(Arc::clone(endpoint)));
                 }
+                if state.is_absent {
+                    return Some(Waits::Absent(Arc::clone(endpoint)));
+                }
                 if let Some(blocked) = state.breaker.blocked(now) {
                     return Some(Waits::Refusing { endpoint: Arc::clone(endpoint), blocked });
                 }
@@ -534,6 +559,24 @@ mod tests {
         assert_eq!(numbers(&scheduler.poll(NOW)), [102]);
         assert!(scheduler.handle_cancelled(FileNumber(5)) && !scheduler.handle_cancelled(FileNumber(5)));
         assert!(!scheduler.handle_cancelled(FileNumber(1)), "it is under way");
+    }
+
+    #[test]
+    fn files_wait_for_an_agent_and_transfers_of_an_earlier_run_count() {
+        let link = link("a", "b");
+        let mut scheduler = Scheduler::new(limits(2), Shares::default());
+        scheduler.set_absent(&"b".into(), true);
+        scheduler.handle_running(queue(&link, "vo", "x"), file(1, MB));
+        scheduler.handle_running(queue(&link, "vo", "x"), file(1, MB));
+        scheduler.handle_queued(queue(&link, "vo", "x"), file(1, MB), NOW);
+        scheduler.handle_queued(queue(&link, "vo", "x"), file(2, MB), NOW);
+        scheduler.handle_queued(queue(&link, "vo", "x"), file(3, MB), NOW);
+        assert_eq!((scheduler.poll(NOW), scheduler.counts()), (Vec::new(), (2, 1)));
+        assert_eq!(scheduler.why(FileNumber(2), None, NOW), Some(Waits::Absent("b".into())));
+        scheduler.set_absent(&"b".into(), false);
+        assert_eq!(numbers(&scheduler.poll(NOW)), [2], "one more is the maximum of the link");
+        assert!(scheduler.handle_ended(FileNumber(1), Ok(ByteCount(MB)), None, NOW));
+        assert_eq!(numbers(&scheduler.poll(NOW)), [3]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use crate::auth::{Fqan, Issuer, Tokens, Trust};
+use crate::auth::{Fqan, Issuer, ServerTls, Tokens, Trust, agent_key};
 use crate::caller::{Caller, Level, Levels, Method};
 
 /// Levels of everybody who was authenticated. Source: the configuration that FTS3 ships.
@@ -23,8 +23,8 @@ pub struct Rules {
     pub everybody: Levels,
     /// Levels of names: distinguished names.
     pub by_name: BTreeMap<String, Levels>,
-    /// Levels of roles: the name behind `Role=` of an attribute.
-    pub by_role: BTreeMap<String, Levels>,
+    /// Levels of roles, by VO and the name behind `Role=` of an attribute.
+    pub by_role: BTreeMap<(String, String), Levels>,
 }
 
 impl Default for Rules {
@@ -34,10 +34,11 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// Returns the highest level of each operation for a name with roles.
-    fn levels_of<'a>(&self, name: &str, roles: impl Iterator<Item = &'a str>) -> Levels {
+    /// Returns the highest level of each operation for a name with attributes.
+    fn levels_of(&self, name: &str, attributes: &[Fqan]) -> Levels {
         let mut levels = self.everybody;
-        let granted = self.by_name.get(name).into_iter().chain(roles.filter_map(|role| self.by_role.get(role)));
+        let of_role = |one: &Fqan| self.by_role.get(&(one.vo().to_owned(), one.role()?.to_owned()));
+        let granted = self.by_name.get(name).into_iter().chain(attributes.iter().filter_map(of_role));
         for more in granted {
             levels.iter_mut().zip(more).for_each(|(level, more)| *level = (*level).max(*more));
         }
@@ -47,7 +48,7 @@ impl Rules {
 
 /// Access of the interfaces.
 pub struct Access {
-    tls: Arc<ServerConfig>,
+    tls: ServerTls,
     trust: Arc<Trust>,
     rules: Rules,
     tokens: Arc<Tokens>,
@@ -56,13 +57,13 @@ pub struct Access {
 impl Access {
     /// Creates the access of a server with these TLS settings, which verify clients by `trust`, and with these issuers
     /// of tokens.
-    pub fn new(tls: Arc<ServerConfig>, trust: Arc<Trust>, rules: Rules, issuers: Vec<Issuer>) -> Self {
+    pub fn new(tls: ServerTls, trust: Arc<Trust>, rules: Rules, issuers: Vec<Issuer>) -> Self {
         Self { tls, trust, rules, tokens: Tokens::new(issuers) }
     }
 
     /// Returns the TLS settings of the next connection.
     pub fn tls(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.tls)
+        self.tls.current()
     }
 
     /// Returns the caller of a connection with these client certificates. Without any it is nobody.
@@ -70,13 +71,16 @@ impl Access {
         if certificates.is_empty() {
             return Ok(Caller { name: "anon".to_owned(), ..Caller::default() });
         }
+        if let Some(key) = agent_key(certificates) {
+            return Ok(Caller { method: Method::Key, name: key.to_string(), ..Caller::default() });
+        }
         let identity = self.trust.identify(certificates, SystemTime::now())?;
         let credential = identity.credential_id();
         // A user without attributes is a virtual organisation of one. Source: FTS3.
         let vo = identity.vo().map_or_else(|| credential.clone(), str::to_owned);
         Ok(Caller {
             method: Method::Certificate,
-            levels: self.rules.levels_of(&identity.dn, identity.fqans.iter().filter_map(Fqan::role)),
+            levels: self.rules.levels_of(&identity.dn, &identity.fqans),
             name: identity.dn,
             credential,
             attributes: identity.fqans,
@@ -119,14 +123,19 @@ mod tests {
             levels
         };
         rules.by_name.insert("/CN=boss".to_owned(), config(Level::All));
-        rules.by_role.insert("production".to_owned(), config(Level::Vo));
+        rules.by_role.insert(("vo".to_owned(), "production".to_owned()), config(Level::Vo));
         let levels = |name: &str, attributes: &[&str]| {
             let attributes: Vec<Fqan> = attributes.iter().map(|text| Fqan::parse(text).unwrap()).collect();
-            let levels = rules.levels_of(name, attributes.iter().filter_map(Fqan::role));
+            let levels = rules.levels_of(name, &attributes);
             (levels[Operation::Config as usize], levels[Operation::Transfer as usize])
         };
         assert_eq!(levels("/CN=x", &["/vo/Role=NULL/Capability=NULL"]), (Level::None, Level::Vo));
         assert_eq!(levels("/CN=x", &["/vo/Role=production/Capability=NULL"]), (Level::Vo, Level::Vo));
+        assert_eq!(
+            levels("/CN=x", &["/other/Role=production/Capability=NULL"]),
+            (Level::None, Level::Vo),
+            "another VO"
+        );
         assert_eq!(levels("/CN=boss", &["/vo/Role=production"]), (Level::All, Level::Vo));
     }
 }

@@ -93,6 +93,8 @@ pub enum Method {
     Certificate,
     /// By a bearer token.
     Token,
+    /// By the key of an agent; its name is the fingerprint.
+    Key,
 }
 
 /// Caller.
@@ -116,6 +118,11 @@ impl Caller {
     /// Returns the level of an operation.
     pub fn level(&self, operation: Operation) -> Level {
         self.levels[operation as usize]
+    }
+
+    /// Returns true for a user who was authenticated.
+    pub fn is_user(&self) -> bool {
+        matches!(self.method, Method::Certificate | Method::Token)
     }
 
     /// Returns the virtual organisation that counts.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::replica::Strategy;
-use sterna_sched::scheduler::Link;
+use sterna_sched::scheduler::{ACTIVITY_DEFAULT, Link};
 use sterna_sched::state::{FileState, JobKind};
 use url::Url;
 use uuid::Uuid;
@@ -17,6 +17,7 @@ use uuid::Uuid;
 use crate::caller::{Caller, Level, Operation};
 use crate::job::{File, Job, JobOptions, NewFile, NewJob};
 use crate::service::{Service, link_of, now};
+use crate::site::SiteRight;
 use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Submitted};
 
 /// Lowest and highest priority. Source: FTS3.
@@ -33,6 +34,14 @@ const LOCATION_BYTES_MAX: usize = 8192;
 
 /// Reason of a job that its user cancelled. Source: the text of FTS3.
 pub const CANCELLED_BY_USER: &str = "Job canceled by the user";
+
+/// Scheme of locations at agents, with what separates it from the site.
+pub const AGENTS: &str = "sterna://";
+
+/// Returns the site of an endpoint: its host, if it is at agents.
+pub fn site_of(endpoint: &str) -> Option<&str> {
+    endpoint.strip_prefix(AGENTS)
+}
 
 /// Replica of an entry, or its only source.
 #[derive(Clone, Debug)]
@@ -133,14 +142,20 @@ impl Service {
         let entries = std::mem::take(&mut submission.entries);
         for (number, entry) in entries.into_iter().enumerate() {
             let is_reserved = submission.kind == JobKind::Hops && number > 0;
-            self.add_entry(number as u64, entry, is_reserved, &mut files)?;
+            self.add_entry(number as u64, entry, (caller.vo(), is_reserved), &mut files)?;
         }
         let mut endpoints: Vec<&str> = files.iter().map(|file: &NewFile| file.source_endpoint.as_str()).collect();
         endpoints.extend(files.iter().map(|file| file.destination_endpoint.as_str()));
         endpoints.sort_unstable();
         endpoints.dedup();
         self.check_bans(caller, endpoints.into_iter())?;
+        for file in &files {
+            self.check_site(caller, (&file.source_endpoint, &file.source), SiteRight::Read)?;
+            self.check_site(caller, (&file.destination_endpoint, &file.destination), SiteRight::Write)?;
+        }
         self.add_defaults(caller, &mut submission);
+        // Only between hops are there copies that nobody asked to keep.
+        submission.options.deletes_between &= submission.kind == JobKind::Hops;
         let submitted = now();
         let priority = submission.priority.unwrap_or(PRIORITY_DEFAULT).clamp(PRIORITIES.0, PRIORITIES.1);
         let id = submission.id.unwrap_or_else(Uuid::new_v4);
@@ -180,14 +195,21 @@ impl Service {
     }
 
     /// Adds the files of an entry. The best replica waits, the others are in reserve.
-    fn add_entry(&self, number: u64, entry: Entry, is_reserved: bool, files: &mut Vec<NewFile>) -> Result<(), Error> {
+    fn add_entry(
+        &self,
+        number: u64,
+        entry: Entry,
+        (vo, is_reserved): (&str, bool),
+        files: &mut Vec<NewFile>,
+    ) -> Result<(), Error> {
         let mut links: Vec<Link> = Vec::with_capacity(entry.pairs.len());
         for pair in &entry.pairs {
             links.push(link_of(&endpoint_of(&pair.source)?, &endpoint_of(&pair.destination)?));
         }
+        let activity = entry.activity.clone().unwrap_or_else(|| ACTIVITY_DEFAULT.to_owned());
         let best = match links.len() {
             0 | 1 => 0,
-            _ => self.choose(entry.strategy, entry.size, &links).0,
+            _ => self.choose(entry.strategy, entry.size, (vo, &activity), &links).0,
         };
         let has_replicas = links.len() > 1;
         for (index, (pair, link)) in entry.pairs.into_iter().zip(links).enumerate() {
@@ -197,7 +219,7 @@ impl Service {
                 destination: pair.destination,
                 source_endpoint: link.source.to_string(),
                 destination_endpoint: link.destination.to_string(),
-                activity: entry.activity.clone().unwrap_or_else(|| "default".to_owned()),
+                activity: activity.clone(),
                 strategy: has_replicas.then(|| entry.strategy.name().to_owned()),
                 size: entry.size,
                 checksum: entry.checksum.clone(),

@@ -40,6 +40,8 @@ struct Grant {
     user: Option<String>,
     /// Name behind `Role=` of an attribute.
     role: Option<String>,
+    /// Virtual organisation of the role: every other one may have a role of this name.
+    vo: Option<String>,
     levels: LevelTable,
 }
 
@@ -121,17 +123,17 @@ impl Config {
         self.issuers.iter().map(issuer).collect()
     }
 
-    /// Returns the rules of access. Errors: a grant names no user and no role, or both.
+    /// Returns the rules of access. Errors: a grant names no user and no role with its VO, or both.
     pub fn rules(&self) -> Result<Rules, Error> {
         let everybody = self.everybody.as_ref().map(levels).transpose()?.unwrap_or(LEVELS_DEFAULT);
         let mut rules = Rules { everybody, ..Rules::default() };
         for grant in &self.grants {
             let levels = levels(&grant.levels)?;
-            match (&grant.user, &grant.role) {
-                (Some(user), None) => rules.by_name.insert(user.clone(), levels),
-                (None, Some(role)) => rules.by_role.insert(role.clone(), levels),
-                _ => return Err(usage("a grant needs a user or a role, and not both")),
-            };
+            match (&grant.user, &grant.role, &grant.vo) {
+                (Some(user), None, None) => drop(rules.by_name.insert(user.clone(), levels)),
+                (None, Some(role), Some(vo)) => drop(rules.by_role.insert((vo.clone(), role.clone()), levels)),
+                _ => return Err(usage("a grant needs a user, or a role with its vo, and not both")),
+            }
         }
         Ok(rules)
     }
@@ -148,6 +150,7 @@ mod tests {
         levels = { config = "all" }
         [[grant]]
         role = "production"
+        vo = "testvo"
         levels = { transfer = "vo" }
         [[issuer]]
         url = "https://iam.example"
@@ -162,7 +165,10 @@ mod tests {
         let rules = config.rules().unwrap();
         assert_eq!(rules.everybody[Operation::Transfer as usize], Level::Own);
         assert_eq!(rules.by_name["/DC=ch/CN=Boss"][Operation::Config as usize], Level::All);
-        assert_eq!(rules.by_role["production"][Operation::Transfer as usize], Level::Vo);
+        assert_eq!(
+            rules.by_role[&("testvo".to_owned(), "production".to_owned())][Operation::Transfer as usize],
+            Level::Vo
+        );
         assert_eq!((config.issuers.len(), config.issuers[0].vo.as_str()), (1, "testvo"));
         assert_eq!(Config::parse("").unwrap().rules().unwrap().everybody, LEVELS_DEFAULT);
     }
@@ -173,7 +179,8 @@ mod tests {
             ("evrybody = {}", "unknown field"),
             ("everybody = { transfers = \"own\" }", "there is no operation transfers"),
             ("everybody = { transfer = \"mine\" }", "there is no level mine"),
-            ("[[grant]]\nlevels = {}", "a grant needs a user or a role"),
+            ("[[grant]]\nlevels = {}", "a grant needs a user, or a role with its vo"),
+            ("[[grant]]\nrole = \"production\"\nlevels = {}", "a grant needs a user, or a role with its vo"),
             ("[[issuer]]\nurl = \"x\"\naudiences = []\nvo = \"v\"\nscopes = {}", "needs audiences"),
             ("= 1", "TOML"),
         ] {

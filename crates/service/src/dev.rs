@@ -62,7 +62,7 @@ pub struct Dev {
     pub cert: PathBuf,
     /// Key of the user: RSA in PKCS#8, because the client of FTS3 loads RSA keys only.
     pub key: PathBuf,
-    /// Certificate of the server: `localhost`, 127.0.0.1, ::1 and the name of the host.
+    /// Certificate of the server: `localhost`, 127.0.0.1, ::1, the name of the host and the address that was given.
     pub server_cert: PathBuf,
     /// Key of the server.
     pub server_key: PathBuf,
@@ -102,9 +102,10 @@ impl Dev {
     }
 
     /// Returns the files in the state directory, and makes those that are missing, damaged or expire within a day.
+    /// `address`: an address of the server besides those of this host.
     ///
     /// Errors: a file cannot be written. Cost: about a second if the key of the user is made.
-    pub fn make(state_dir: &Path, now: SystemTime) -> Result<Self, Error> {
+    pub fn make(state_dir: &Path, address: Option<IpAddr>, now: SystemTime) -> Result<Self, Error> {
         let dir = state_dir.join(DIR);
         let capath = dir.join(AUTHORITY_DIR);
         for dir in [&dir, &capath] {
@@ -112,13 +113,13 @@ impl Dev {
         }
         let authority = Authority::load_or_make(&dir, &capath, now)?;
         let (server, user) = (Pair::in_dir(&dir, "server"), Pair::in_dir(&dir, "user"));
-        let host = host_name();
-        if !authority.accepts(&server, KeyUsage::server_auth(), host.as_ref(), now) {
+        let names: Vec<ServerName<'static>> = host_name().into_iter().chain(address.map(ServerName::from)).collect();
+        if !authority.accepts(&server, KeyUsage::server_auth(), &names, now) {
             let key = KeyPair::generate().map_err(internal)?;
             let pem = key.serialize_pem();
-            authority.issue(&server, &key, &pem, server_params(host.as_ref()), now)?;
+            authority.issue(&server, &key, &pem, server_params(&names), now)?;
         }
-        if !authority.accepts(&user, KeyUsage::client_auth(), None, now) {
+        if !authority.accepts(&user, KeyUsage::client_auth(), &[], now) {
             let pem = rsa_key()?;
             let key = KeyPair::from_pem(&pem).map_err(internal)?;
             authority.issue(&user, &key, &pem, user_params(), now)?;
@@ -228,8 +229,8 @@ impl Authority {
         Ok(Self { der, issuer })
     }
 
-    /// Returns true if a pair is complete, of this authority, for this host, and valid for a day more.
-    fn accepts(&self, pair: &Pair, usage: KeyUsage, host: Option<&ServerName<'static>>, now: SystemTime) -> bool {
+    /// Returns true if a pair is complete, of this authority, for all these names, and valid for a day more.
+    fn accepts(&self, pair: &Pair, usage: KeyUsage, names: &[ServerName<'static>], now: SystemTime) -> bool {
         let Some((der, _)) = pair.load() else { return false };
         let Ok(anchor) = webpki::anchor_from_trusted_cert(&self.der) else { return false };
         let Ok(entity) = EndEntityCert::try_from(&der) else { return false };
@@ -237,7 +238,7 @@ impl Authority {
         let anchors = [anchor];
         let verified =
             entity.verify_for_usage(algorithms, &anchors, &[], unix_time(now + REMAKE_BEFORE), usage, None, None);
-        verified.is_ok() && host.is_none_or(|host| entity.verify_is_valid_for_subject_name(host).is_ok())
+        verified.is_ok() && names.iter().all(|name| entity.verify_is_valid_for_subject_name(name).is_ok())
     }
 
     /// Issues a certificate and writes it. `pem`: the key.
@@ -261,12 +262,19 @@ fn authority_params() -> CertificateParams {
     params
 }
 
-fn server_params(host: Option<&ServerName<'static>>) -> CertificateParams {
+fn server_params(names: &[ServerName<'static>]) -> CertificateParams {
     let mut params = named("localhost");
-    let addresses = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-    let names = std::iter::once("localhost".to_owned()).chain(host.map(|host| host.to_str().into_owned()));
-    let names = names.filter_map(|name| name.try_into().ok()).map(SanType::DnsName);
-    params.subject_alt_names = names.chain(addresses.map(SanType::IpAddress)).collect();
+    let mut addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    let mut hosts = vec!["localhost".to_owned()];
+    for name in names {
+        match name {
+            ServerName::IpAddress(address) if addresses.contains(&IpAddr::from(*address)) => {}
+            ServerName::IpAddress(address) => addresses.push(IpAddr::from(*address)),
+            name => hosts.push(name.to_str().into_owned()),
+        }
+    }
+    let hosts = hosts.into_iter().filter_map(|name| name.try_into().ok()).map(SanType::DnsName);
+    params.subject_alt_names = hosts.chain(addresses.into_iter().map(SanType::IpAddress)).collect();
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params
@@ -392,7 +400,7 @@ mod tests {
     #[test]
     fn openssl_verifies_server_and_user_by_the_directory_of_authorities() {
         let state = tempfile::tempdir().unwrap();
-        let dev = Dev::make(state.path(), at(0)).unwrap();
+        let dev = Dev::make(state.path(), None, at(0)).unwrap();
         let server = ["-purpose", "sslserver", "-verify_hostname", "localhost"];
         verify(&dev, &dev.server_cert, &server);
         verify(&dev, &dev.server_cert, &["-verify_ip", "127.0.0.1"]);
@@ -401,6 +409,8 @@ mod tests {
             verify(&dev, &dev.server_cert, &["-verify_hostname", &host.to_str()]);
         }
         verify(&dev, &dev.cert, &["-purpose", "sslclient"]);
+        let address = "192.0.2.7".parse().ok();
+        verify(&Dev::make(state.path(), address, at(0)).unwrap(), &dev.server_cert, &["-verify_ip", "192.0.2.7"]);
         let authority = fs::read_dir(&dev.capath).unwrap().next().unwrap().unwrap();
         let hash = openssl(&["x509", "-noout", "-hash", "-in", text(&authority.path())], &[]).stdout;
         assert_eq!(authority.file_name().to_str().unwrap(), format!("{}.0", hash.trim()));
@@ -412,7 +422,7 @@ mod tests {
     #[test]
     fn files_are_private_and_complete() {
         let state = tempfile::tempdir().unwrap();
-        let dev = Dev::make(state.path(), at(0)).unwrap();
+        let dev = Dev::make(state.path(), None, at(0)).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let dir = dev.capath.parent().unwrap();
         assert_eq!(
@@ -423,20 +433,20 @@ mod tests {
         let names: Vec<String> = names.collect();
         assert!(names.iter().all(|name| !name.starts_with('.')), "no temporary file stays: {names:?}");
         fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
-        Dev::make(state.path(), at(0)).unwrap();
+        Dev::make(state.path(), None, at(0)).unwrap();
         assert_eq!(mode(dir), 0o700);
     }
 
     #[test]
     fn files_are_made_once_and_again_a_day_before_they_expire() {
         let state = tempfile::tempdir().unwrap();
-        let first = files(&Dev::make(state.path(), at(0)).unwrap());
-        let again = files(&Dev::make(state.path(), at(364 * DAY - 60)).unwrap());
+        let first = files(&Dev::make(state.path(), None, at(0)).unwrap());
+        let again = files(&Dev::make(state.path(), None, at(364 * DAY - 60)).unwrap());
         assert_eq!(first, again);
-        let renewed = files(&Dev::make(state.path(), at(364 * DAY + 60)).unwrap());
+        let renewed = files(&Dev::make(state.path(), None, at(364 * DAY + 60)).unwrap());
         assert!((0..4).all(|file| renewed[file] != first[file]), "server and user");
         assert_eq!(renewed[4], first[4], "the authority stays");
-        let all = files(&Dev::make(state.path(), at(3649 * DAY + 60)).unwrap());
+        let all = files(&Dev::make(state.path(), None, at(3649 * DAY + 60)).unwrap());
         assert_eq!(all.len(), 5, "one authority, under the same name");
         assert!((0..5).all(|file| all[file] != renewed[file]));
     }
@@ -444,22 +454,22 @@ mod tests {
     #[test]
     fn what_is_missing_damaged_or_of_another_is_made_again() {
         let state = tempfile::tempdir().unwrap();
-        let dev = Dev::make(state.path(), at(0)).unwrap();
+        let dev = Dev::make(state.path(), None, at(0)).unwrap();
         let before = files(&dev);
         fs::remove_file(&dev.server_key).unwrap();
         fs::remove_dir_all(&dev.capath).unwrap();
-        let again = files(&Dev::make(state.path(), at(0)).unwrap());
+        let again = files(&Dev::make(state.path(), None, at(0)).unwrap());
         assert_eq!((&again[0], &again[1], &again[4]), (&before[0], &before[1], &before[4]));
         assert!(again[2] != before[2] && again[3] != before[3]);
         fs::copy(&dev.server_key, &dev.key).unwrap();
         fs::write(&dev.server_cert, "damaged").unwrap();
-        let dev = Dev::make(state.path(), at(0)).unwrap();
+        let dev = Dev::make(state.path(), None, at(0)).unwrap();
         verify(&dev, &dev.server_cert, &["-purpose", "sslserver"]);
         verify(&dev, &dev.cert, &["-purpose", "sslclient"]);
         assert!(fits(&dev.cert, &dev.key) && fits(&dev.server_cert, &dev.server_key));
         // Another authority: its certificates do not verify any more.
         fs::remove_file(state.path().join("dev/authority.key")).unwrap();
-        let dev = Dev::make(state.path(), at(0)).unwrap();
+        let dev = Dev::make(state.path(), None, at(0)).unwrap();
         verify(&dev, &dev.server_cert, &["-purpose", "sslserver"]);
         verify(&dev, &dev.cert, &["-purpose", "sslclient"]);
     }

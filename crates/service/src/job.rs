@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::state::{Entries, FileState, JobKind, JobState};
@@ -186,10 +187,13 @@ pub struct File {
 pub struct Task {
     /// Number of the file.
     pub file: u64,
-    /// Number of the attempt, from 1.
+    /// Number of the start, from 1. After the first one, an earlier start may have published the file.
+    pub start: u32,
+    /// Number of the attempt, from 1. Starts of a lost worker are no attempts.
     pub attempt: u32,
-    /// A worker has begun with it before; that may have published the file.
-    pub is_repeated: bool,
+    /// The source is deleted when the file has arrived: it is a copy between the hops of a job.
+    #[serde(default)]
+    pub deletes_source: bool,
     /// Source.
     pub source: String,
     /// Destination.
@@ -219,6 +223,9 @@ pub struct Moved {
     /// Limits, each with its share of the time, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<(String, f64)>,
+    /// Path, if agents moved the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathFacts>,
 }
 
 impl Moved {
@@ -227,10 +234,35 @@ impl Moved {
         (self.time_ms > 0 && self.bytes > 0).then(|| self.bytes as f64 * 1000.0 / self.time_ms as f64)
     }
 
+    /// Returns the same without more than a worker has to say. Reason: the store keeps it for each file.
+    #[must_use]
+    pub fn clipped(mut self) -> Self {
+        const LIMITS_MAX: usize = 32;
+        const NAME_CHARS_MAX: usize = 64;
+        const CHECKSUM_CHARS_MAX: usize = 256;
+        let clip = |text: &str, max: usize| text.chars().take(max).collect::<String>();
+        self.limits.truncate(LIMITS_MAX);
+        self.limits.iter_mut().for_each(|(name, _)| *name = clip(name, NAME_CHARS_MAX));
+        self.by = self.by.map(|by| clip(&by, NAME_CHARS_MAX));
+        self.checksum = self.checksum.map(|checksum| clip(&checksum, CHECKSUM_CHARS_MAX));
+        self
+    }
+
     /// Returns the time from the first to the last byte.
     pub fn time(&self) -> Duration {
         Duration::from_millis(self.time_ms)
     }
+}
+
+/// Path between two agents, as an attempt measured it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PathFacts {
+    /// Smallest round-trip time in milliseconds.
+    pub rtt_ms: f64,
+    /// Number of packets that the sender sent.
+    pub packets_sent: u64,
+    /// Number of them that were lost.
+    pub packets_lost: u64,
 }
 
 /// Failure of an attempt, as stored.
@@ -277,6 +309,8 @@ impl Failure {
         let phase = codes().filter_map(|code| named(code).1).find(|phase| phase.name() == self.phase);
         let retry = codes().filter_map(|code| named(code).2).find(|retry| retry.name() == self.retry);
         let (scope, phase) = (scope.unwrap_or(Scope::Service), phase.unwrap_or(Phase::Transfer));
-        Error::new(self.error_kind(), scope, phase, self.text.clone()).retry(retry.unwrap_or(Retry::Never))
+        let text = self.text.chars().take(ERROR_TEXT_BYTES_MAX).collect::<String>();
+        let error = Error::new(self.error_kind(), scope, phase, text);
+        error.retry(retry.unwrap_or(Retry::Never)).with_peer_os_code(self.os_code)
     }
 }

@@ -6,17 +6,20 @@
 #![recursion_limit = "256"]
 
 pub mod access;
+pub mod agent;
 pub mod api;
 pub mod auth;
 pub mod caller;
 pub mod command;
 pub mod config;
-pub mod copies;
 pub mod dev;
 pub mod job;
 pub mod mock;
 pub mod operator;
+pub mod paths;
+pub mod runner;
 pub mod service;
 pub mod settings;
+pub mod site;
 pub mod store;
 pub mod worker;

@@ -101,7 +101,7 @@ pub async fn transfer(task: &Task) -> Result<Moved, Error> {
     }
     let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let checksum = compare(task, &source, &destination)?;
-    Ok(Moved { bytes: size, size: Some(size), time_ms, checksum, by: Some(SCHEME.to_owned()), limits: Vec::new() })
+    Ok(Moved { bytes: size, size: Some(size), time_ms, checksum, by: Some(SCHEME.to_owned()), ..Moved::default() })
 }
 
 /// Compares the checksums as the job asks. Returns the one that was compared.
@@ -139,8 +139,9 @@ mod tests {
     async fn run(source: &str, destination: &str, change: impl FnOnce(&mut Task)) -> Result<Moved, Error> {
         let mut task = Task {
             file: 1,
+            start: 1,
             attempt: 1,
-            is_repeated: false,
+            deletes_source: false,
             source: format!("mock://a/f?{source}"),
             destination: format!("mock://b/f?{destination}"),
             size: None,

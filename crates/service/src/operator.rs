@@ -14,11 +14,13 @@ use sterna_sched::state::FileState;
 use uuid::Uuid;
 
 use crate::caller::{Caller, Level, Operation};
+use crate::command::{AGENTS, endpoint_of, site_of};
 use crate::job::File;
 use crate::service::{Service, link_of, now};
 use crate::settings::{
     ActivitySettings, Applied, Ban, BanKind, EndpointSettings, Grant, LinkSettings, ShareSettings, UserBan, kind, read,
 };
+use crate::site::{SiteRight, SiteSettings};
 use crate::store::{Audit, Change, Changed, Event, FileFilter, JobFilter, Setting};
 
 /// Maximum bytes of a setting. Reason: names and numbers; a larger one is a mistake.
@@ -130,6 +132,40 @@ impl Service {
                 && !is_banned(&file.new.destination_endpoint)
         });
         self.change_all(held.map(|file| (file.number, FileState::Held)).collect(), Event::Releases).await
+    }
+
+    /// Sets the agents of a site and the access to it; `None` removes it. Needs the level `all` of `config`.
+    ///
+    /// Errors: `Denied`; `Usage`, when the name is no host.
+    pub async fn set_site(&self, caller: &Caller, name: &str, site: Option<&SiteSettings>) -> Result<(), Error> {
+        // The name is the host in locations, as the queues spell it.
+        let endpoint = endpoint_of(&format!("{AGENTS}{name}/f")).ok();
+        if endpoint.as_deref().and_then(site_of) != Some(name) {
+            let text = format!("the site {name:?}: expected the host of its locations, in lower case, without a port");
+            return Err(usage(text));
+        }
+        let value = site.map(serde_json::to_value).transpose();
+        let value = value.map_err(|e| usage("write the site as JSON").caused_by(e))?;
+        self.set(caller, kind::SITE, name, value, "set-site").await
+    }
+
+    /// Checks that the virtual organisations of a caller may use a location. Errors: `Denied`.
+    pub(crate) fn check_site(
+        &self,
+        caller: &Caller,
+        (endpoint, location): (&str, &str),
+        right: SiteRight,
+    ) -> Result<(), Error> {
+        let applied = self.applied();
+        let Some(site) = site_of(endpoint).and_then(|site| applied.sites.get(site)) else { return Ok(()) };
+        let path = location.strip_prefix(AGENTS).and_then(|rest| rest.split_once('/')).map_or("", |(_, path)| path);
+        if site.allows(&caller.vos, path, right) {
+            return Ok(());
+        }
+        let what = if right == SiteRight::Read { "read" } else { "write" };
+        let text =
+            format!("{} may not {what} {location}: an operator can allow it (`sterna config site`)", caller.vo());
+        Err(Error::new(ErrorKind::Denied, Scope::Client, Phase::Prepare, text))
     }
 
     /// Bans a user: cancels the jobs, and takes no more. Returns the jobs. Needs the level `all` of `config`.
@@ -291,6 +327,10 @@ impl Service {
             let Some(grant) = read::<Grant>(&setting) else { continue };
             let operation = Operation::by_name(&grant.operation);
             applied.grants.entry(grant.dn).or_default().extend(operation);
+        }
+        for setting in self.store().settings(kind::SITE).await? {
+            let Some(site) = read::<SiteSettings>(&setting) else { continue };
+            applied.sites.insert(setting.name, site.into());
         }
         for setting in self.store().settings(kind::DEFAULTS).await? {
             let Some(defaults) = read(&setting) else { continue };

@@ -1,49 +1,27 @@
-//! Service: carries out commands, starts transfers and decides what follows their end.
+//! Service: the state that commands of all interfaces use, and their way to the runner.
 //!
-//! One task, the runner, owns the order of events: it reads files that wait from the store, starts those that the
-//! scheduler chooses, and handles the reports of workers. Every change goes to the store first and then to the
-//! scheduler, so that a crash in between loses nothing: the next start reads the store. Refuses to speak HTTP.
+//! Shares its state with the runner, which owns the order of events. Refuses to speak HTTP.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Scope};
-use sterna_sched::queue::{FileNumber, QueuedFile};
+use sterna_net::identity::Fingerprint;
+use sterna_proto::ByteCount;
+use sterna_sched::queue::FileNumber;
 use sterna_sched::replica::{SourceStats, Strategy, Wanted, rank};
-use sterna_sched::retry::{Next, RetryRules, Tried, after_failure};
-use sterna_sched::scheduler::{Limits, Link, Name, QueueName, QueuedOnLink, Scheduler, Shares, Waits};
-use sterna_sched::state::FileState;
+use sterna_sched::scheduler::{Limits, Link, Name, QueuedOnLink, Scheduler, Shares, Waits};
 use sterna_sched::statistics::Statistics;
 use sterna_sched::time::UnixTime;
 use tokio::sync::{Notify, mpsc};
-use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use crate::copies::Copies;
-use crate::job::{Failure, File, JobOptions, Moved, Task};
+use crate::job::{File, JobOptions};
+use crate::paths::{PathEnds, PathRecord};
 use crate::settings::Applied;
-use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Store};
-use crate::worker::{Embedded, Report, Reports};
-
-/// Time after which the runner looks at retries and expiry times, without another event.
-const TICK: Duration = Duration::from_secs(1);
-
-/// Maximum number of files that are read from the store at once. Reason: some MB of memory.
-const READ_TOGETHER_MAX: u32 = 5000;
-
-/// Maximum number of reports that are handled in one transaction.
-const REPORTS_TOGETHER_MAX: usize = 500;
-
-/// Time after its end at which a job goes to the archive. Source: FTS3 keeps a week at hand.
-const ARCHIVE_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
-
-/// Maximum number of jobs that go to the archive in one turn. Reason: other writes wait meanwhile.
-const ARCHIVED_TOGETHER_MAX: u32 = 100;
-
-/// Time after which a store that refused a change is asked again.
-const STORE_RETRY: Duration = Duration::from_secs(1);
+use crate::store::Store;
+use crate::worker::Assignment;
 
 /// Returns the present time.
 pub fn now() -> UnixTime {
@@ -57,14 +35,20 @@ pub fn link_of(source_endpoint: &str, destination_endpoint: &str) -> Link {
 }
 
 /// Transfer under way.
-struct Running {
-    file: File,
-    options: Arc<JobOptions>,
-    bytes: u64,
+pub(crate) struct Running {
+    pub(crate) file: File,
+    pub(crate) options: Arc<JobOptions>,
+    /// Worker that runs it.
+    pub(crate) worker: Arc<str>,
+    /// Agents that take part in it.
+    pub(crate) assignment: Option<Assignment>,
+    pub(crate) bytes: u64,
+    /// It was cancelled; its worker has not reported the end yet.
+    pub(crate) is_cancelled: bool,
 }
 
 /// Order for the runner.
-enum Order {
+pub(crate) enum Order {
     /// These files wait now.
     Waiting(Vec<File>),
     /// These files were cancelled, or are held back.
@@ -74,11 +58,26 @@ enum Order {
 }
 
 /// State that the runner and the interfaces share.
-struct Shared {
-    scheduler: Mutex<Scheduler>,
-    statistics: Mutex<Statistics>,
-    running: Mutex<HashMap<FileNumber, Running>>,
-    applied: Mutex<Arc<Applied>>,
+pub(crate) struct Shared {
+    pub(crate) scheduler: Mutex<Scheduler>,
+    pub(crate) statistics: Mutex<Statistics>,
+    pub(crate) running: Mutex<HashMap<FileNumber, Running>>,
+    pub(crate) applied: Mutex<Arc<Applied>>,
+    pub(crate) agents: Mutex<Vec<AgentState>>,
+    pub(crate) paths: Mutex<BTreeMap<PathEnds, PathRecord>>,
+}
+
+/// Agent that is connected.
+#[derive(Clone, Debug)]
+pub struct AgentState {
+    /// Key.
+    pub agent: Fingerprint,
+    /// Release.
+    pub release: String,
+    /// Address at which other agents reach it.
+    pub address: Option<String>,
+    /// Number of transfers that it takes part in.
+    pub transfers: usize,
 }
 
 /// State of a link.
@@ -94,45 +93,27 @@ pub struct LinkState {
 /// Service.
 pub struct Service {
     store: Arc<dyn Store>,
-    shared: Shared,
+    pub(crate) shared: Shared,
     orders: mpsc::UnboundedSender<Order>,
     /// Files may have been added to the store.
-    added: Notify,
+    pub(crate) added: Notify,
     /// Name of this host, in replies.
     host: String,
 }
 
-/// Part of the service that runs until the process ends.
-pub struct Runner {
-    service: Arc<Service>,
-    orders: mpsc::UnboundedReceiver<Order>,
-    reports: mpsc::UnboundedReceiver<(Arc<str>, Report)>,
-    embedded: Embedded,
-    /// Last file that was read from the store.
-    read: FileNumber,
-}
-
 impl Service {
-    /// Creates a service on a store.
-    pub fn new(store: Arc<dyn Store>, copies: Copies, host: String) -> (Arc<Self>, Runner) {
+    /// Creates a service on a store. The runner receives its orders.
+    pub(crate) fn new(store: Arc<dyn Store>, host: String) -> (Arc<Self>, mpsc::UnboundedReceiver<Order>) {
         let (orders, received) = mpsc::unbounded_channel();
-        let (reports, reported): (Reports, _) = mpsc::unbounded_channel();
         let shared = Shared {
             scheduler: Mutex::new(Scheduler::new(Limits::default(), Shares::default())),
             statistics: Mutex::default(),
             running: Mutex::default(),
             applied: Mutex::default(),
+            agents: Mutex::default(),
+            paths: Mutex::default(),
         };
-        let service = Arc::new(Self { store, shared, orders, added: Notify::new(), host });
-        let name: Arc<str> = format!("embedded-{}", Uuid::new_v4().simple()).into();
-        let runner = Runner {
-            service: Arc::clone(&service),
-            orders: received,
-            reports: reported,
-            embedded: Embedded::new(name, reports, copies),
-            read: FileNumber(0),
-        };
-        (service, runner)
+        (Arc::new(Self { store, shared, orders, added: Notify::new(), host }), received)
     }
 
     /// Returns the store.
@@ -183,6 +164,16 @@ impl Service {
         let _ = self.orders.send(Order::Reordered(job));
     }
 
+    /// Returns the agents that are connected, by key.
+    pub fn agents(&self) -> Vec<AgentState> {
+        self.shared.agents.lock().clone()
+    }
+
+    /// Returns the measurements of the paths between agents.
+    pub fn paths(&self) -> BTreeMap<PathEnds, PathRecord> {
+        self.shared.paths.lock().clone()
+    }
+
     /// Returns the numbers of files that wait and that are under way.
     pub fn counts(&self) -> (usize, usize) {
         self.shared.scheduler.lock().counts()
@@ -217,8 +208,14 @@ impl Service {
         self.shared.scheduler.lock().why(file.number, rate, now())
     }
 
-    /// Chooses among replicas of an entry. Returns the index of the best one, and the reason.
-    pub(crate) fn choose(&self, strategy: Strategy, size: Option<u64>, links: &[Link]) -> (usize, String) {
+    /// Chooses among replicas of an entry, for an activity of a VO. Returns the index of the best one, and the reason.
+    pub(crate) fn choose(
+        &self,
+        strategy: Strategy,
+        size: Option<u64>,
+        (vo, activity): (&str, &str),
+        links: &[Link],
+    ) -> (usize, String) {
         let statistics = self.shared.statistics.lock();
         let scheduler = self.shared.scheduler.lock();
         let at = now();
@@ -233,347 +230,8 @@ impl Service {
                 stats
             })
             .collect();
-        let wanted = Wanted { size: size.map(ByteCount), weight: 0.0 };
+        let wanted = Wanted { size: size.map(ByteCount), weight: scheduler.weight(&vo.into(), &activity.into()) };
         let ranking = rank(strategy, &wanted, &stats);
         (ranking.order.first().copied().unwrap_or(0), ranking.rationale)
     }
-}
-
-impl Runner {
-    /// Runs until the service is dropped.
-    pub async fn run(mut self) {
-        self.insist("read settings", async || self.service.apply_settings().await).await;
-        self.recover().await;
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut reports = Vec::new();
-        loop {
-            let service = Arc::clone(&self.service);
-            tokio::select! {
-                () = service.added.notified() => {}
-                Some(order) = self.orders.recv() => self.handle_order(order).await,
-                count = self.reports.recv_many(&mut reports, REPORTS_TOGETHER_MAX) => {
-                    if count == 0 {
-                        return;
-                    }
-                    self.handle_reports(std::mem::take(&mut reports)).await;
-                }
-                _ = tick.tick() => self.expire().await,
-            }
-            self.read_added().await;
-            self.start().await;
-        }
-    }
-
-    fn store(&self) -> &Arc<dyn Store> {
-        &self.service.store
-    }
-
-    /// Repeats an access to the store until it succeeds: without the store nothing can go on.
-    async fn insist<T, F>(&self, what: &str, access: F) -> T
-    where
-        F: AsyncFn() -> Result<T, Error>,
-    {
-        loop {
-            match access().await {
-                Ok(value) => return value,
-                Err(e) => {
-                    error!("{what}: {}; trying again in {STORE_RETRY:?}", e.chain());
-                    tokio::time::sleep(STORE_RETRY).await;
-                }
-            }
-        }
-    }
-
-    async fn change(&self, changes: Vec<Change>) -> Vec<Changed> {
-        if changes.is_empty() {
-            return Vec::new();
-        }
-        self.insist("change files", async || self.store().change(changes.clone()).await).await
-    }
-
-    async fn files(&self, filter: FileFilter) -> Vec<File> {
-        self.insist("read files", async || self.store().files(filter.clone()).await).await
-    }
-
-    /// Makes the transfers of workers that do not exist any more wait again.
-    async fn recover(&mut self) {
-        let lost = self.files(FileFilter { states: vec![FileState::Active], ..FileFilter::default() }).await;
-        if lost.is_empty() {
-            return;
-        }
-        info!("{} transfers were under way when the service ended; they start again", lost.len());
-        let at = now();
-        let again = |file: File| Change {
-            file: file.number,
-            from: FileState::Active,
-            of_worker: file.worker,
-            what: Event::Retries { failure: None, moved: file.moved, not_before: at },
-            at,
-        };
-        self.change(lost.into_iter().map(again).collect()).await;
-    }
-
-    /// Reads files that were added to the store.
-    async fn read_added(&mut self) {
-        loop {
-            let filter = FileFilter {
-                states: vec![FileState::Waiting],
-                after: Some(self.read),
-                limit: Some(READ_TOGETHER_MAX),
-                ..FileFilter::default()
-            };
-            let files = self.files(filter).await;
-            let Some(last) = files.last() else { return };
-            self.read = last.number;
-            let is_all = files.len() < READ_TOGETHER_MAX as usize;
-            self.queue(&files);
-            if is_all {
-                return;
-            }
-        }
-    }
-
-    /// Puts files that wait into their queues.
-    fn queue(&self, files: &[File]) {
-        let mut scheduler = self.service.shared.scheduler.lock();
-        let at = now();
-        for file in files {
-            let queued = QueuedFile {
-                number: file.number,
-                size: file.new.size.map(ByteCount),
-                priority: file.priority,
-                submitted: file.submitted,
-                deadline: file.new.deadline.map(UnixTime),
-                not_before: file.not_before,
-            };
-            scheduler.handle_queued(queue_of(file), queued, at);
-        }
-    }
-
-    /// Starts the files that the scheduler chooses.
-    async fn start(&mut self) {
-        let starts = self.service.shared.scheduler.lock().poll(now());
-        if starts.is_empty() {
-            return;
-        }
-        let at = now();
-        let starts_at = |start: &sterna_sched::scheduler::Start| Change {
-            file: start.file,
-            from: FileState::Waiting,
-            of_worker: None,
-            what: Event::Starts { worker: self.embedded.name().to_string(), rationale: start.rationale.clone() },
-            at,
-        };
-        let changed = self.change(starts.iter().map(starts_at).collect()).await;
-        let mut files = Vec::new();
-        for (start, changed) in starts.iter().zip(changed) {
-            match changed {
-                Changed::Done { file, .. } => files.push(*file),
-                // It was cancelled meanwhile, or held.
-                Changed::Conflict => self.free(start.file, &cancelled()),
-            }
-        }
-        let options = self.options_of(&files).await;
-        for file in files {
-            let Some(options) = options.get(&file.job).map(Arc::clone) else { continue };
-            self.start_one(file, options);
-        }
-    }
-
-    /// Returns the options of the jobs of files.
-    async fn options_of(&self, files: &[File]) -> BTreeMap<Uuid, Arc<JobOptions>> {
-        let mut ids: Vec<Uuid> = files.iter().map(|file| file.job).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        if ids.is_empty() {
-            return BTreeMap::new();
-        }
-        let filter = JobFilter { ids, ..JobFilter::default() };
-        let jobs = self.insist("read jobs", async || self.store().jobs(filter.clone()).await).await;
-        jobs.into_iter().map(|job| (job.new.id, Arc::new(job.new.options))).collect()
-    }
-
-    fn start_one(&self, file: File, options: Arc<JobOptions>) {
-        let task = Task {
-            file: file.number.0,
-            attempt: file.failures + 1,
-            is_repeated: file.starts > 1,
-            source: file.new.source.clone(),
-            destination: file.new.destination.clone(),
-            size: file.new.size,
-            checksum: file.new.checksum.clone(),
-            options: (*options).clone(),
-        };
-        self.service.shared.running.lock().insert(file.number, Running { file, options, bytes: 0 });
-        self.embedded.start(task);
-    }
-
-    /// Frees the place of a file that does not run.
-    fn free(&self, file: FileNumber, error: &Error) {
-        self.service.shared.scheduler.lock().handle_ended(file, Err(error), None, now());
-    }
-
-    async fn handle_order(&mut self, order: Order) {
-        match order {
-            Order::Waiting(files) => self.queue(&files),
-            Order::Cancelled(files) => {
-                let mut scheduler = self.service.shared.scheduler.lock();
-                for file in files {
-                    // One that is under way frees its place when the worker reports its end.
-                    if !scheduler.handle_cancelled(file) {
-                        self.embedded.cancel(file);
-                    }
-                }
-            }
-            Order::Reordered(job) => {
-                let waiting = vec![FileState::Waiting];
-                let files = self.files(FileFilter { jobs: vec![job], states: waiting, ..FileFilter::default() }).await;
-                let read = self.read;
-                let known: Vec<File> = files.into_iter().filter(|file| file.number <= read).collect();
-                let mut scheduler = self.service.shared.scheduler.lock();
-                let removed = |file: &File| scheduler.handle_cancelled(file.number);
-                let again: Vec<File> = known.into_iter().filter(removed).collect();
-                drop(scheduler);
-                self.queue(&again);
-            }
-        }
-    }
-
-    /// Handles the ends of transfers.
-    async fn handle_reports(&mut self, reports: Vec<(Arc<str>, Report)>) {
-        let mut ended = Vec::new();
-        for (worker, report) in reports {
-            match report {
-                Report::Progress(progress) => {
-                    let mut running = self.service.shared.running.lock();
-                    for (file, bytes) in progress {
-                        running.entry(file).and_modify(|running| running.bytes = bytes);
-                    }
-                }
-                Report::Ended { file, moved, failure } => {
-                    let Some(running) = self.service.shared.running.lock().remove(&file) else { continue };
-                    ended.push((worker, running, moved, failure));
-                }
-            }
-        }
-        let mut changes = Vec::with_capacity(ended.len());
-        for (worker, running, moved, failure) in &ended {
-            let what = match failure {
-                None => Event::Finishes { moved: moved.clone() },
-                Some(error) => self.after(running, error, moved.clone()).await,
-            };
-            let of_worker = Some(worker.to_string());
-            changes.push(Change { file: running.file.number, from: FileState::Active, of_worker, what, at: now() });
-        }
-        let changed = self.change(changes).await;
-        for ((_, running, moved, failure), changed) in ended.iter().zip(changed) {
-            self.handle_end(running, moved, failure.as_ref());
-            if let Changed::Done { file, waiting, job } = changed {
-                if let Some(state) = job.filter(|state| state.is_final()) {
-                    info!("job {}: {}", file.job, state.name());
-                }
-                self.queue(&waiting);
-                if file.state == FileState::Waiting {
-                    self.queue(std::slice::from_ref(&file));
-                }
-            }
-        }
-    }
-
-    /// Records the end of a transfer in the scheduler and the statistics.
-    fn handle_end(&self, running: &Running, moved: &Moved, failure: Option<&Error>) {
-        let (file, at) = (&running.file, now());
-        let link = link_of(&file.new.source_endpoint, &file.new.destination_endpoint);
-        let outcome = failure.map_or(Ok(ByteCount(moved.bytes)), Err);
-        self.service.shared.scheduler.lock().handle_ended(file.number, outcome, None, at);
-        let mut statistics = self.service.shared.statistics.lock();
-        match failure {
-            None => statistics.handle_arrived(&link, ByteCount(moved.bytes), moved.time(), at),
-            Some(error) if error.kind == ErrorKind::Cancelled => {}
-            Some(_) => statistics.handle_failed(&link, at),
-        }
-    }
-
-    /// Decides what follows a failed attempt.
-    async fn after(&self, running: &Running, error: &Error, moved: Moved) -> Event {
-        let file = &running.file;
-        let siblings = FileFilter {
-            jobs: vec![file.job],
-            entry: Some(file.new.entry),
-            states: vec![FileState::Reserved],
-            ..FileFilter::default()
-        };
-        let replicas = self.files(siblings).await;
-        let mut rules = RetryRules::default();
-        rules.attempts = running.options.retries.unwrap_or(rules.attempts);
-        if let Some(seconds) = running.options.retry_wait_s {
-            rules.wait = Duration::from_secs(u64::from(seconds));
-        }
-        let tried = Tried { at_source: file.failures + 1, replicas_left: replicas.len() };
-        let after = after_failure(error, tried, &rules, random());
-        warn!("file {} of job {}: {}: {}", file.number.0, file.job, error.chain(), after.rationale);
-        let failure = Failure::from(error);
-        match after.next {
-            Next::Again(wait) => Event::Retries { failure: Some(failure), moved, not_before: now() + wait },
-            Next::NextReplica => {
-                let links: Vec<Link> = replicas
-                    .iter()
-                    .map(|replica| link_of(&replica.new.source_endpoint, &replica.new.destination_endpoint))
-                    .collect();
-                let strategy = file.new.strategy.as_deref().and_then(Strategy::by_name).unwrap_or_default();
-                let (best, _) = self.service.choose(strategy, file.new.size, &links);
-                let successor = replicas.get(best).map(|replica| replica.number);
-                Event::Fails { failure, moved, successor }
-            }
-            Next::Fails => Event::Fails { failure, moved, successor: None },
-        }
-    }
-
-    /// Moves jobs that ended long ago to the archive. Fails files that have waited longer than their jobs allow.
-    async fn expire(&mut self) {
-        let at = now();
-        if let Err(error) = self.store().archive(at - ARCHIVE_AFTER, ARCHIVED_TOGETHER_MAX).await {
-            warn!("archive jobs: {}; trying again in {TICK:?}", error.chain());
-        }
-        let expired = self.insist("read expired files", async || self.store().expired(at).await).await;
-        if expired.is_empty() {
-            return;
-        }
-        // Source of the text: FTS3.
-        let text = "Job has been canceled because it stayed in the queue for too long (max-time-in-queue timeout)";
-        let failure = Failure::from(&Error::new(ErrorKind::Limit, Scope::Service, Phase::Prepare, text));
-        let fails = |file: &File| Change {
-            file: file.number,
-            from: file.state,
-            of_worker: None,
-            what: Event::Fails { failure: failure.clone(), moved: Moved::default(), successor: None },
-            at,
-        };
-        let changed = self.change(expired.iter().map(fails).collect()).await;
-        let mut scheduler = self.service.shared.scheduler.lock();
-        for changed in changed {
-            if let Changed::Done { file, .. } = changed {
-                scheduler.handle_cancelled(file.number);
-            }
-        }
-    }
-}
-
-/// Returns the queue of a file.
-fn queue_of(file: &File) -> QueueName {
-    QueueName {
-        link: link_of(&file.new.source_endpoint, &file.new.destination_endpoint),
-        vo: file.vo.as_str().into(),
-        activity: file.new.activity.as_str().into(),
-    }
-}
-
-fn cancelled() -> Error {
-    Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "the transfer was cancelled")
-}
-
-/// Returns a random number from 0 to 1; 0.5 on a system without random numbers.
-fn random() -> f64 {
-    getrandom::u32().map_or(0.5, |number| f64::from(number) / f64::from(u32::MAX))
 }

@@ -6,9 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sterna_net::identity::Fingerprint;
 use sterna_sched::scheduler::ANY;
 
 use crate::caller::Operation;
+use crate::site::Site;
 use crate::store::Setting;
 
 /// Kinds of settings in the store; never renamed.
@@ -31,6 +33,10 @@ pub mod kind {
     pub const GRANT: &str = "grant";
     /// Hosts that start no transfers, by name.
     pub const DRAIN: &str = "drain";
+    /// Measurements of the path between two agents, by their keys. The runner sets them.
+    pub const PATH: &str = "path";
+    /// Agents of a site, by its name: the host in locations.
+    pub const SITE: &str = "site";
 }
 
 /// Effect of a ban.
@@ -156,9 +162,17 @@ pub struct Applied {
     pub grants: BTreeMap<String, Vec<Operation>>,
     /// Defaults of virtual organisations; `*` stands for all.
     pub defaults: BTreeMap<String, Defaults>,
+    /// Sites, by name: the host in locations.
+    pub sites: BTreeMap<String, Site>,
 }
 
 impl Applied {
+    /// Returns the sites of an agent.
+    pub fn sites_of(&self, agent: &Fingerprint) -> Vec<&str> {
+        let of_agent = self.sites.iter().filter(|(_, site)| site.agents.contains(agent));
+        of_agent.map(|(site, _)| site.as_str()).collect()
+    }
+
     /// Returns the defaults of a virtual organisation.
     pub fn defaults_of(&self, vo: &str) -> Option<&Defaults> {
         self.defaults.get(vo).or_else(|| self.defaults.get(ANY))

@@ -8,21 +8,25 @@ use std::thread;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
+use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules, WebServers};
 use sterna_net::disk::{Access, Root};
-use sterna_net::identity::Authorized;
+use sterna_net::identity::{Authorized, Identity};
+use sterna_proto::location::HostPort;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_service::agent::{Link, LinkOptions, ReachableAt, tls_settings};
 
+use crate::flags::service::ServiceUrl;
 use crate::flags::{AgentFlags, ThirdPartyFlag};
+use crate::jobs::credentials;
 use crate::output::{print_line, say};
 use crate::{agent_log, state};
 
 /// Runs the agent until SIGTERM or SIGINT.
 pub fn run(flags: AgentFlags) -> Result<u8, Error> {
-    if flags.authorize.is_none() && !flags.authorize_any {
+    if flags.authorize.is_none() && !flags.authorize_any && flags.service.is_none() {
         return Err(usage(
             "nobody may use this agent yet: give --authorize FILE with a fingerprint a line (`sterna id` on the other \
-             host prints it), or --authorize-any to let everybody in",
+             host prints it), --service URL to work for a transfer service, or --authorize-any to let everybody in",
         ));
     }
     let roots = flags.roots.iter().map(parse_root).collect::<Result<Vec<_>, _>>()?;
@@ -32,7 +36,8 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
             let names = roots.iter().filter_map(|root| root.name.clone()).collect();
             Admission::Listed(Authorized::open(file, names).map_err(with_file_to_make)?)
         }
-        None => Admission::Anybody,
+        None if flags.authorize_any => Admission::Anybody,
+        None => Admission::Granted,
     };
     let identity = state::identity(flags.state.as_deref())?;
     let fingerprint = identity.fingerprint();
@@ -40,15 +45,25 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
         reachable: reachable(&flags.third_party),
         path_cache: state::directory(flags.state.as_deref()).ok(),
     };
-    let options = AgentOptions { roots, listen: flags.listen, admission, linger: flags.linger, third_party };
+    let link = flags.service.as_ref().map(|service| link_options(service, &flags, &identity)).transpose()?;
+    let web = match flags.web.iter().any(|host| host == "any") {
+        true => WebServers::Any,
+        false => WebServers::These(flags.web.clone()),
+    };
+    let options = AgentOptions { roots, listen: flags.listen, admission, linger: flags.linger, third_party, web };
     agent_log::start(flags.log_format, flags.log_level())?;
     let deaf = |e: std::io::Error| {
         Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, "listen for signals").caused_by(e)
     };
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(deaf)?;
     let agent = Arc::new(Agent::start(options, identity)?);
+    let link = link.map(|link| Link::start(Arc::clone(&agent), link)).transpose()?;
     let stopped = Arc::clone(&agent);
-    let wait = move || signals.forever().take(1).for_each(|_| stopped.stop());
+    let wait = move || {
+        signals.forever().next();
+        link.into_iter().for_each(Link::stop);
+        stopped.stop();
+    };
     thread::Builder::new().name("signals".to_owned()).spawn(wait).map_err(deaf)?;
     let listening = format!("listening sterna://{} fingerprint {fingerprint}", agent.local_addr());
     if let Err(error) = print_line(listening.as_bytes()) {
@@ -56,6 +71,17 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     }
     agent.run();
     Ok(0)
+}
+
+/// Returns the options of the connection to a service. Errors: `Usage`, if the authorities cannot be read.
+fn link_options(service: &ServiceUrl, flags: &AgentFlags, identity: &Identity) -> Result<LinkOptions, Error> {
+    let roots = credentials::root_store(flags.capath.as_deref())?;
+    Ok(LinkOptions {
+        service: HostPort { host: service.host.clone(), port: service.port },
+        tls: tls_settings(roots, identity)?,
+        reachable_at: flags.reachable_at.clone().unwrap_or(ReachableAt::Listening),
+        state_dir: state::directory(flags.state.as_deref())?,
+    })
 }
 
 /// Converts `--third-party`: the agents that third-party copies may reach from this host.

@@ -11,6 +11,7 @@ use sterna_net::source::SourceDisposition;
 use sterna_proto::limit::Advice;
 use sterna_proto::location::{DEFAULT_PORT, HostPort};
 use sterna_proto::{Algorithm, BitRate, ByteCount, Digest, Error, Setting};
+use sterna_service::agent::ReachableAt;
 use tracing::level_filters::LevelFilter;
 
 use crate::paths::{PathFlag, ViaFlag};
@@ -19,7 +20,7 @@ mod duration;
 pub mod service;
 
 use duration::parse_time;
-use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, StatusFlags, SubmitFlags, WatchFlags};
+use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};
 
 /// Exit codes, as listed in `--help`; a macro, since text for several commands is put together when it is compiled.
 macro_rules! exit_codes {
@@ -167,6 +168,21 @@ pub struct AgentFlags {
     /// be repeated (default: none)
     #[arg(long, value_name = "HOST[:PORT]|any", value_parser = parse_reachable)]
     pub third_party: Vec<ThirdPartyFlag>,
+    /// Take work from the transfer service at this URL. It may use every root, unless the file of --authorize gives less
+    /// to its key
+    #[arg(long, value_name = "URL")]
+    pub service: Option<ServiceUrl>,
+    /// Directory with the certificates of the authorities of the service, in PEM (default: the authorities of this host
+    /// with /etc/grid-security/certificates)
+    #[arg(long, value_name = "DIR", requires = "service")]
+    pub capath: Option<PathBuf>,
+    /// Address at which the agents of the service reach this one; none if they cannot (default: that of --listen, or of
+    /// the connection to the service)
+    #[arg(long, value_name = "HOST[:PORT]|none", requires = "service", value_parser = parse_reachable_at)]
+    pub reachable_at: Option<ReachableAt>,
+    /// Read from this web server for transfers of the service; any allows every server. Can be repeated (default: none)
+    #[arg(long, value_name = "HOST|any", requires = "service")]
+    pub web: Vec<String>,
     /// Wait this long for a client that has lost all connections; received data stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
@@ -460,6 +476,16 @@ fn parse_reachable(text: &str) -> Result<ThirdPartyFlag, String> {
     }
     text.parse::<HostPort>().map(ThirdPartyFlag::Host).map_err(|why| {
         format!("{why}; expected any, or a host with or without a port, such as hub.example.org or [::1]:7373")
+    })
+}
+
+/// Reads `none`, or a host with or without a port.
+fn parse_reachable_at(text: &str) -> Result<ReachableAt, String> {
+    if text == "none" {
+        return Ok(ReachableAt::Nowhere);
+    }
+    text.parse::<HostPort>().map(ReachableAt::Address).map_err(|why| {
+        format!("{why}; expected none, or a host with or without a port, such as gs.example.org or [2001:db8::1]:7373")
     })
 }
 

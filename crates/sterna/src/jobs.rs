@@ -5,11 +5,11 @@
 //! stdout as one line.
 
 pub mod ban;
+pub mod credentials;
 pub mod explain;
 pub mod status;
 pub mod submit;
 pub mod watch;
 
 mod client;
-mod credentials;
 mod table;

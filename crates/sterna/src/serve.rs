@@ -11,12 +11,11 @@ use rustls::pki_types::pem::PemObject;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_service::access::{Access, Rules};
 use sterna_service::api::{self, App};
-use sterna_service::auth::{Issuer, ServerFiles, Trust, TrustDirs, server_config};
+use sterna_service::auth::{Issuer, ServerFiles, ServerTls, Trust, TrustDirs};
 use sterna_service::caller::{Level, Operation};
 use sterna_service::config::Config;
-use sterna_service::copies::Copies;
 use sterna_service::dev::{self, Dev};
-use sterna_service::service::Service;
+use sterna_service::runner::Runner;
 use sterna_service::store::SqliteStore;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -55,11 +54,11 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
     };
     let store = SqliteStore::open(&database).await?;
     let trust = Arc::new(Trust::open(identity.trust.clone(), SystemTime::now())?);
-    let tls = Arc::new(server_config(&identity.server, Arc::clone(&trust))?);
+    let tls = ServerTls::open(identity.server.clone(), Arc::clone(&trust))?;
     let access = Arc::new(Access::new(tls, Arc::clone(&trust), identity.rules(&trust)?, identity.issuers()?));
     let host = host_name();
-    let copies = Copies::open(&state::directory(flags.state.as_deref())?)?;
-    let (service, runner) = Service::new(store, copies, host);
+    let signer = state::identity(flags.state.as_deref())?;
+    let (service, runner, agents) = Runner::new(store, signer, host);
     let default = if flags.dev { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
     let listen = flags.listen.unwrap_or(SocketAddr::new(IpAddr::V4(default), SERVICE_PORT));
     let listener = TcpListener::bind(listen).await.map_err(|e| failed(&format!("listen on {listen}")).caused_by(e))?;
@@ -69,7 +68,7 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
     let mut terminated = signal(SignalKind::terminate()).map_err(deaf)?;
     let mut interrupted = signal(SignalKind::interrupt()).map_err(deaf)?;
     tokio::select! {
-        served = api::serve(listener, App { service, access }) => served.map(|()| 0),
+        served = api::serve(listener, App { service, access, agents }) => served.map(|()| 0),
         () = runner.run() => Ok(0),
         _ = terminated.recv() => Ok(0),
         _ = interrupted.recv() => Ok(0),
@@ -88,7 +87,7 @@ impl Identity {
     /// Returns the files that the flags give, or those of a trial.
     fn of(flags: &ServeFlags, directory: &Path) -> Result<Self, Error> {
         if flags.dev {
-            return Self::of_trial(directory);
+            return Self::of_trial(directory, flags.listen.map(|listen| listen.ip()));
         }
         let needed = |given: &Option<PathBuf>, flag: &str| {
             given.clone().ok_or_else(|| {
@@ -112,8 +111,9 @@ impl Identity {
     }
 
     /// Makes the identity of a trial.
-    fn of_trial(directory: &Path) -> Result<Self, Error> {
-        let dev = Dev::make(directory, SystemTime::now())?;
+    fn of_trial(directory: &Path, listen: Option<IpAddr>) -> Result<Self, Error> {
+        let address = listen.filter(|address| !address.is_unspecified());
+        let dev = Dev::make(directory, address, SystemTime::now())?;
         Ok(Self {
             server: ServerFiles { certificate: dev.server_cert.clone(), key: dev.server_key.clone() },
             trust: TrustDirs { authorities: dev.capath.clone(), voms: None },

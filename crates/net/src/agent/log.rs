@@ -77,7 +77,8 @@ impl SessionLog {
     ) -> Self {
         let request = &hello.request;
         let name: String = session.0[..4].iter().map(|byte| format!("{byte:02x}")).collect();
-        let on_behalf_of = hello.on_behalf_of.map(|key| Fingerprint(key).short());
+        let on_behalf_of = hello.grant.as_ref().map(|grant| grant.grant.service).or(hello.on_behalf_of);
+        let on_behalf_of = on_behalf_of.map(|key| Fingerprint(key).short());
         // The level of errors: a subscriber that shows only warnings needs the fields too.
         let span = error_span!(
             "session",

@@ -114,7 +114,7 @@ impl Answering<'_> {
 }
 
 /// Returns the path of a place, without wildcards. Errors: the place is a root.
-fn exact_path(place: &QueryPlace, tried: &str) -> Result<RelPath, Error> {
+pub(super) fn exact_path(place: &QueryPlace, tried: &str) -> Result<RelPath, Error> {
     let names = place.pattern.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b"."));
     let path = names.collect::<Vec<_>>().join(&b'/');
     if path.is_empty() {

@@ -49,7 +49,7 @@ impl Shared {
             for (_, session) in self.sessions.all() {
                 // A session that is not started yet is checked again later.
                 revocation.is_due |= session.started().is_none();
-                if let Err(error) = self.grant_for(&session.peer, session.on_behalf_of, &session.request) {
+                if let Err(error) = self.grant_for(&session.peer, &session.claim, &session.request) {
                     session.abort(&no_longer(&error));
                     revocation.ended.push((session, now));
                 }

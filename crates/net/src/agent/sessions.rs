@@ -14,6 +14,7 @@ use sterna_proto::rate::RateContract;
 use sterna_proto::session::{Hello, PathNumber, Request, SessionId, ThirdParty};
 use sterna_proto::{BitRate, Error, ErrorKind, Phase, Retry, Scope};
 
+use super::granted::Claim;
 use super::log::SessionLog;
 use super::runner::Runner;
 use crate::identity::Fingerprint;
@@ -48,8 +49,8 @@ pub(super) struct Started {
 /// Session, from its first hello on.
 pub(super) struct AgentSession {
     pub(super) peer: Fingerprint,
-    /// Command on whose behalf the peer acts.
-    pub(super) on_behalf_of: Option<Fingerprint>,
+    /// Claim of the peer to its rights.
+    pub(super) claim: Claim,
     pub(super) request: Request,
     pub(super) lanes: LaneIds,
     /// Rate of each path on which lanes of the client have joined.
@@ -76,7 +77,7 @@ impl AgentSession {
     fn new(peer: Fingerprint, hello: &Hello) -> Self {
         Self {
             peer,
-            on_behalf_of: hello.on_behalf_of.map(Fingerprint),
+            claim: Claim::of(hello, true),
             request: hello.request.clone(),
             lanes: LaneIds::default(),
             rates: Mutex::default(),

@@ -91,47 +91,47 @@ pub(super) struct Assignment {
 impl Assignment {
     /// Returns the copy that the command asked for.
     fn spec(&mut self) -> Result<CopySpec, Error> {
-        let (granted, command) = (self.granted()?, self.command);
-        let request = &self.request;
-        let passive = |path: &[u8]| {
-            let PassiveAgent { host, port, .. } = &request.passive;
-            Location::Remote(RemoteLocation { host: host.clone(), port: *port, path: path.to_vec() })
-        };
-        let path = PathOptions {
-            via: request.via.map_or(ViaChoice::Auto, ViaChoice::Only),
-            lanes: request.lanes,
-            contract: request.contract,
-            ..PathOptions::default()
-        };
-        let sources = request.sources.iter().map(|source| passive(source)).collect();
-        Ok(CopySpec {
-            paths: vec![path],
-            congestion: request.congestion.clone(),
-            overwrite: request.overwrite,
-            checks: request.checks,
-            expect: request.expect,
-            compress: request.compress,
-            dry_run: request.dry_run,
-            linger: request.linger,
-            granted: Some(granted),
-            on_behalf_of: Some(command),
-            settled: SettledPaths::of_hashes(request.settled.iter().copied()),
-            // This host alone sets the memory limit; a command cannot change it.
-            ..CopySpec::new(sources, passive(&request.destination))
-        })
-    }
-
-    /// Returns the end of the copy at this agent.
-    fn granted(&mut self) -> Result<Granted, Error> {
         let places = std::mem::take(&mut self.places);
-        match self.request.active {
-            ActiveEnd::Source => Ok(Granted::Sources(places)),
-            ActiveEnd::Destination => {
-                let place = places.into_iter().next().ok_or_else(|| crate::internal("a pull to no place"))?;
-                Ok(Granted::Destination(place.root, place.pattern))
-            }
-        }
+        Ok(CopySpec { on_behalf_of: Some(self.command), ..spec_of(&self.request, places)? })
     }
+}
+
+/// Returns the copy of a request, with these places at this agent.
+pub(super) fn spec_of(request: &ThirdParty, places: Vec<SourcePlace>) -> Result<CopySpec, Error> {
+    let granted = match request.active {
+        ActiveEnd::Source => Granted::Sources(places),
+        ActiveEnd::Destination => {
+            let place = places.into_iter().next().ok_or_else(|| crate::internal("a pull to no place"))?;
+            Granted::Destination(place.root, place.pattern)
+        }
+    };
+    let path = PathOptions {
+        via: request.via.map_or(ViaChoice::Auto, ViaChoice::Only),
+        lanes: request.lanes,
+        contract: request.contract,
+        ..PathOptions::default()
+    };
+    let sources = request.sources.iter().map(|source| at(&request.passive, source)).collect();
+    Ok(CopySpec {
+        paths: vec![path],
+        congestion: request.congestion.clone(),
+        overwrite: request.overwrite,
+        checks: request.checks,
+        expect: request.expect,
+        compress: request.compress,
+        dry_run: request.dry_run,
+        linger: request.linger,
+        granted: Some(granted),
+        settled: SettledPaths::of_hashes(request.settled.iter().copied()),
+        // This host alone sets the memory limit; a command cannot change it.
+        ..CopySpec::new(sources, at(&request.passive, &request.destination))
+    })
+}
+
+/// Returns the location of a path at the passive agent.
+pub(super) fn at(passive: &PassiveAgent, path: &[u8]) -> Location {
+    let PassiveAgent { host, port, .. } = passive;
+    Location::Remote(RemoteLocation { host: host.clone(), port: *port, path: path.to_vec() })
 }
 
 /// Starts a copy in a separate thread. Errors: the host refuses a thread.
@@ -211,7 +211,7 @@ fn as_reported(error: &Error, passive: &PassiveAgent) -> Error {
 }
 
 /// Trust in the keys that the command expects of the passive agent.
-struct PassiveKeys(PassiveAgent);
+pub(super) struct PassiveKeys(pub(super) PassiveAgent);
 
 impl Trust for PassiveKeys {
     fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, _cancel: &Cancel) -> Result<(), Error> {
@@ -236,7 +236,7 @@ impl Trust for PassiveKeys {
 }
 
 /// Records an event of a copy in the log of this agent.
-fn record(log: &SessionLog, event: CopyEvent) {
+pub(super) fn record(log: &SessionLog, event: CopyEvent) {
     match event {
         // [`run`] reports the end of the copy.
         CopyEvent::Session(SessionEvent::Aborted(_)) => {}

@@ -68,7 +68,7 @@ impl ControlClient {
         let supervisor = Arc::new(LaneSupervisor {
             control: Arc::clone(control),
             lanes: LaneIds::default(),
-            hello: Hello::new(random_session()?, request),
+            hello: Hello { grant: self.initiator.grant.clone(), ..Hello::new(random_session()?, request) },
             welcomed: AtomicBool::new(false),
             key: Mutex::new(first.peer),
             client: self,

@@ -727,7 +727,7 @@ mod tests {
         let location = |text: &str| Location::parse(text.as_ref()).unwrap();
         let Location::Remote(remote) = location("sterna://127.0.0.1/") else { panic!() };
         let options = CopySpec::new(vec![location("/x")], Location::Remote(remote.clone()));
-        let initiator = Initiator { identity: crate::identity::Identity::ephemeral().unwrap(), path_cache: None };
+        let initiator = Initiator::new(crate::identity::Identity::ephemeral().unwrap());
         let recorder = Arc::new(Recorder::default());
         let observer: Arc<dyn CopyObserver> = Arc::clone(&recorder) as Arc<dyn CopyObserver>;
         let dialling = Dialling::new(&options, &remote, DataDirection::Out, &initiator, &observer);

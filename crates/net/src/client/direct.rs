@@ -5,8 +5,6 @@
 //! dial: there is no agent. Lane 0 carries control frames in both directions. Every other lane carries blocks, and has
 //! at most one request at a web server.
 
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,14 +16,15 @@ use sterna_proto::session::{FileOutcome, LaneId};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, SaidBy, Scope, Setting};
 
+use super::place::PullPlace;
 use super::run::{Driven, drive};
 use super::spec::{
-    ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, PathOptions, ViaChoice,
+    ACTIVE_FILES_SHOWN, CopyEvent, CopyObserver, CopyProgress, CopySpec, CopySummary, Granted, PathOptions, ViaChoice,
 };
 use super::stall::StallDetector;
 use super::totals::CopyTotals;
 use crate::buffer::BufferPool;
-use crate::disk::{Destination, Root, Sources};
+use crate::disk::{Destination, Sources};
 use crate::lane::LaneStats;
 use crate::lane::in_process::InProcessTx;
 use crate::session::{AskedNames, End, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink, feed};
@@ -60,7 +59,7 @@ fn lane_count(options: &CopySpec) -> Decision<u32> {
 /// Copy from web servers to this host.
 pub(crate) struct Direct {
     locations: Vec<WebLocation>,
-    destination: PathBuf,
+    destination: PullPlace,
 }
 
 impl Direct {
@@ -68,7 +67,11 @@ impl Direct {
     pub(super) fn plan(options: &CopySpec) -> Result<Option<Self>, Error> {
         let usage = |text: &str| Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
         let is_web = |source: &Location| matches!(source, Location::Web(_));
-        let Location::Local(destination) = &options.destination else { return Ok(None) };
+        let destination = match (&options.granted, &options.destination) {
+            (Some(Granted::Destination(root, path)), _) => PullPlace::Beneath(root.clone(), path.clone()),
+            (None, Location::Local(path)) => PullPlace::Local(path.clone()),
+            _ => return Ok(None),
+        };
         if !options.sources.iter().any(is_web) {
             return Ok(None);
         }
@@ -97,14 +100,15 @@ impl Direct {
                 "here a web server sends and not Sterna: leave these settings out, or set the limits at the server";
             return Err(Error::usage(OF_SENDERS, text));
         }
-        Ok(Some(Self { locations, destination: destination.clone() }))
+        Ok(Some(Self { locations, destination }))
     }
 
     /// Runs the copy to its end. Errors: as [`super::run`].
     pub(super) fn copy(self, options: &CopySpec, observer: &Arc<dyn CopyObserver>) -> Result<CopySummary, Error> {
         let started = Instant::now();
         let totals = CopyTotals::new(observer);
-        totals.state.lock().destination = Some(options.destination.clone());
+        // The command of a granted copy names the destination itself.
+        totals.state.lock().destination = options.granted.is_none().then(|| options.destination.clone());
         let ends = self.start_ends(options, &totals)?;
         let lanes = lane_count(options);
         observer.event(CopyEvent::Decision { subject: "lanes", rationale: lanes.rationale });
@@ -126,7 +130,7 @@ impl Direct {
     fn start_ends(self, options: &CopySpec, totals: &Arc<CopyTotals>) -> Result<Ends, Error> {
         let observer = Arc::clone(totals) as Arc<dyn Observer>;
         let many = self.locations.len() > 1;
-        let (root, path) = Root::for_local_destination(self.destination.as_os_str().as_bytes())?;
+        let (root, path) = self.destination.resolve()?;
         let web = Web::new(&web_options(options), self.locations, Some(CONTROL), Arc::clone(&observer))?;
         let web = Arc::new(web);
         let kind = if many { Sources::Many } else { Sources::One };
@@ -288,6 +292,8 @@ pub(super) fn web_options(options: &CopySpec) -> WebOptions {
     WebOptions {
         token: options.web_token.clone(),
         authority: options.web_authority.clone(),
+        // A copy for others has none of the passwords of this user.
+        uses_netrc: options.granted.is_none(),
         connections: lane_count(options).value,
         patience: options.linger,
         is_expected: options.expect.is_some(),

@@ -13,6 +13,7 @@ use sterna_proto::{ByteCount, Error, ErrorKind, Location, Phase, Scope};
 
 use super::direct::{URLS_AND_OTHERS, receiver_options, web_options};
 use super::follow;
+use super::place::PullPlace;
 use super::spec::{CopySpec, CopySummary, Granted};
 use super::third_party::{TWO_KINDS, one_agent, refuse_upward};
 use super::totals::CopyTotals;
@@ -63,24 +64,6 @@ impl Direction {
             Self::Push { .. } => DataDirection::Out,
             Self::Pull { .. } | Self::Replica { .. } => DataDirection::In,
             Self::Probe(probe) => probe.direction,
-        }
-    }
-}
-
-/// Destination of a pull.
-pub(super) enum PullPlace {
-    /// File path on this host.
-    Local(PathBuf),
-    /// File path beneath a root of an agent.
-    Beneath(Root, Vec<u8>),
-}
-
-impl PullPlace {
-    /// Returns the root and the file path beneath it. Errors: this host denies access to the root.
-    fn resolve(&self) -> Result<(Root, Vec<u8>), Error> {
-        match self {
-            Self::Local(path) => Root::for_local_destination(path.as_os_str().as_bytes()),
-            Self::Beneath(root, path) => Ok((root.clone(), path.clone())),
         }
     }
 }

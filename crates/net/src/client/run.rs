@@ -160,7 +160,7 @@ impl Backoff {
 }
 
 /// Returns a random number of a new session. Errors: the kernel gives no random bytes.
-pub(super) fn random_session() -> Result<SessionId, Error> {
+pub(crate) fn random_session() -> Result<SessionId, Error> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e))?;
     Ok(SessionId(id))

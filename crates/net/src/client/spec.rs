@@ -16,7 +16,7 @@ use sterna_proto::limit::LimitReport;
 use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::plan::Via;
 use sterna_proto::rate::RateContract;
-use sterna_proto::session::{ActiveFile, LINGER_DEFAULT, Overwrite, PathNumber};
+use sterna_proto::session::{ActiveFile, LINGER_DEFAULT, Overwrite, PathNumber, SignedGrant};
 use sterna_proto::{BitRate, ByteCount, Checks, Counters, Digest, Error, Location};
 
 use crate::cancel::Cancel;
@@ -289,6 +289,15 @@ pub(crate) struct Initiator {
     pub(crate) identity: Identity,
     /// Directory of the path cache; `None`: nothing is remembered about paths.
     pub(crate) path_cache: Option<PathBuf>,
+    /// Grant of a transfer service, which agents see in each hello.
+    pub(crate) grant: Option<Box<SignedGrant>>,
+}
+
+impl Initiator {
+    /// Returns a host that remembers nothing and has no grant.
+    pub(crate) fn new(identity: Identity) -> Self {
+        Self { identity, path_cache: None, grant: None }
+    }
 }
 
 /// Options of one path of a copy.

@@ -96,6 +96,7 @@ pub(super) fn run_session(
         lanes: job.lanes(),
         hello: Hello {
             on_behalf_of: options.on_behalf_of.map(|key| key.0),
+            grant: initiator.grant.clone(),
             ..Hello::new(random_session()?, job.request(options))
         },
         direction,

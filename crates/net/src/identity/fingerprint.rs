@@ -13,7 +13,8 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 const PREFIX: &str = "SHA256:";
 
 /// SubjectPublicKeyInfo of an Ed25519 key up to the key itself (RFC 8410, section 4).
-const ED25519_SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+pub(super) const ED25519_SPKI_PREFIX: [u8; 12] =
+    [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 
 /// Length of such a SubjectPublicKeyInfo in bytes: the prefix and a key of 32 bytes.
 const ED25519_SPKI_BYTES: usize = 44;
@@ -29,6 +30,14 @@ pub struct Fingerprint(pub [u8; 32]);
 const SHORT_CHARS: usize = 12;
 
 impl Fingerprint {
+    /// Returns the fingerprint of a SubjectPublicKeyInfo in DER.
+    pub(super) fn of_key_info(info: &[u8]) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, info);
+        let mut fingerprint = Self([0; 32]);
+        fingerprint.0.copy_from_slice(digest.as_ref());
+        fingerprint
+    }
+
     /// Returns the beginning of the text form, for lines of a log.
     pub fn short(&self) -> String {
         let mut text = self.to_string();
@@ -97,10 +106,7 @@ pub fn peer_fingerprint(certificates: &[CertificateDer<'_>]) -> Result<Fingerpri
     if key.len() != ED25519_SPKI_BYTES || !key.starts_with(&ED25519_SPKI_PREFIX) {
         return Err(refused("its key is not an Ed25519 key"));
     }
-    let digest = ring::digest::digest(&ring::digest::SHA256, &key);
-    let mut fingerprint = Fingerprint([0; 32]);
-    fingerprint.0.copy_from_slice(digest.as_ref());
-    Ok(fingerprint)
+    Ok(Fingerprint::of_key_info(&key))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 mod authorized;
 pub(crate) mod files;
 mod fingerprint;
+mod key;
 mod known_hosts;
 mod tls;
 
@@ -16,6 +17,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
+use ring::signature::{Ed25519KeyPair, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
@@ -24,6 +26,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 pub use authorized::grants_in;
 pub use authorized::{Answer, Authorized, Grant, Rights};
 pub use fingerprint::{Fingerprint, ParseFingerprintError, peer_fingerprint};
+pub use key::PublicKey;
 pub use known_hosts::{KnownHost, KnownHosts};
 pub use tls::{ALPN, server_name};
 
@@ -39,6 +42,7 @@ const IDENTITY_FILE_BYTES_MAX: u64 = 64 << 10;
 #[derive(Clone)]
 pub struct Identity {
     fingerprint: Fingerprint,
+    key: Arc<Ed25519KeyPair>,
     client: Arc<rustls::ClientConfig>,
     server: Arc<rustls::ServerConfig>,
     reset_secret: [u8; 32],
@@ -68,6 +72,22 @@ impl Identity {
     /// Returns the fingerprint by which peers know this host.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
+    }
+
+    /// Returns the public key.
+    pub fn public_key(&self) -> PublicKey {
+        let mut key = PublicKey([0; 32]);
+        // An Ed25519 key has 32 bytes.
+        key.0.copy_from_slice(self.key.public_key().as_ref());
+        key
+    }
+
+    /// Signs bytes. They begin with the purpose of the signature, so that it serves no other one.
+    pub fn sign(&self, bytes: &[u8]) -> [u8; 64] {
+        let mut signature = [0; 64];
+        // An Ed25519 signature has 64 bytes.
+        signature.copy_from_slice(self.key.sign(bytes).as_ref());
+        signature
     }
 
     /// Returns the TLS settings for the end that connects; use [`server_name`] as the name of the server.
@@ -108,10 +128,12 @@ impl Identity {
         let certificate = CertificateDer::from_pem_slice(pem).map_err(|_| damaged("no readable certificate"))?;
         let fingerprint = peer_fingerprint(std::slice::from_ref(&certificate))
             .map_err(|_| damaged("the certificate is not an Ed25519 one"))?;
+        let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(key.secret_pkcs8_der())
+            .map_err(|e| damaged("its key is not an Ed25519 key").caused_by(std::io::Error::other(e.to_string())))?;
         let (client, server) =
             tls::configs(&certificate, &key).map_err(|e| damaged("key and certificate do not fit").caused_by(e))?;
         let reset_secret = blake3::derive_key("sterna 2026-11-21 QUIC stateless reset", key.secret_pkcs8_der());
-        Ok(Self { fingerprint, client: Arc::new(client), server: Arc::new(server), reset_secret })
+        Ok(Self { fingerprint, key: Arc::new(pair), client: Arc::new(client), server: Arc::new(server), reset_secret })
     }
 }
 

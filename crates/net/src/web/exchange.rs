@@ -201,7 +201,10 @@ impl Exchange {
             measured,
             is_proxied,
             hosts: Hosts::new(options.connections),
-            secrets: Secrets::new(options.token.clone(), locations)?,
+            secrets: match options.uses_netrc {
+                true => Secrets::new(options.token.clone(), locations)?,
+                false => Secrets::new(options.token.clone(), locations)?.without_passwords(),
+            },
             observer,
             is_expected: options.is_expected,
             has_authority: options.authority.is_some(),

@@ -19,7 +19,7 @@ mod socket;
 pub(crate) use exchange::fuzz_redirect;
 pub use options::WebOptions;
 pub(crate) use reply::fuzz as fuzz_reply;
-pub use secrets::TokenSource;
+pub use secrets::{Secret, TokenSource};
 
 use std::collections::HashSet;
 use std::sync::Arc;

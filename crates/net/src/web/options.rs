@@ -10,6 +10,8 @@ use super::TokenSource;
 pub struct WebOptions {
     /// Source of a bearer token.
     pub token: Option<TokenSource>,
+    /// True if a name and password of `~/.netrc` may be sent, without a token.
+    pub uses_netrc: bool,
     /// File with certificates of authorities that are trusted in addition to those of this host.
     pub authority: Option<PathBuf>,
     /// Most requests that each server gets at once.

@@ -4,6 +4,7 @@
 //! other server, send them in clear text to another host, or show them.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::fs::File;
 use std::io::{PipeReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -51,6 +52,18 @@ pub enum TokenSource {
     File(PathBuf),
     /// Command line for `sh` that prints the token.
     Command(String),
+    /// The token itself.
+    Given(Secret),
+}
+
+/// Text that is not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
 }
 
 struct Token {
@@ -95,6 +108,13 @@ impl Secrets {
         });
         let passwords = text.map(|text| passwords(&text)).unwrap_or_default();
         Ok(Self { source, token: Mutex::default(), stopped: Cancel::default(), origins, passwords })
+    }
+
+    /// Leaves out the passwords of the user.
+    #[must_use]
+    pub(super) fn without_passwords(mut self) -> Self {
+        self.passwords.clear();
+        self
     }
 
     /// Ends the command that prints the token, and waits for its end: it must not outlive this process. Later calls get
@@ -163,6 +183,7 @@ fn read_token(source: &TokenSource, cancel: &Cancel) -> Result<String, Error> {
     let setting: &[Setting] = match source {
         TokenSource::File(_) => &[Setting::WebToken],
         TokenSource::Command(_) => &[Setting::WebTokenCommand],
+        TokenSource::Given(_) => &[],
     };
     let wrong = |text: String| Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text).about(setting);
     let (bytes, from) = match source {
@@ -172,6 +193,7 @@ fn read_token(source: &TokenSource, cancel: &Cancel) -> Result<String, Error> {
             (bytes.map_err(|e| wrong(format!("read {from}")).caused_by(e))?, from)
         }
         TokenSource::Command(line) => (run_command(line, cancel)?, "the output of the token command".to_owned()),
+        TokenSource::Given(token) => (token.0.clone().into_bytes(), "the token of the job".to_owned()),
     };
     let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
     if text.is_empty() || text.len() > TOKEN_BYTES_MAX || !text.bytes().all(|b| b.is_ascii_graphic()) {

@@ -1,6 +1,7 @@
 //! The engine as a program of others uses it: against an agent in this process, over loopback.
 
 mod copies;
+mod grants;
 mod leaving;
 mod probes;
 mod queries;

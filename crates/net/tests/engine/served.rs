@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules};
+use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules, WebServers};
 use sterna_net::disk::{Access, Root};
 use sterna_net::engine::{Cancel, Engine, Trust};
 use sterna_net::identity::{Authorized, Fingerprint, Identity};
@@ -58,6 +58,7 @@ impl Served {
             admission,
             linger: Duration::from_secs(60),
             third_party: ThirdPartyRules { reachable: Reachable::Any, path_cache: None },
+            web: WebServers::Any,
         };
         let agent = Arc::new(Agent::start(options, identity).unwrap());
         let addr = agent.local_addr();
@@ -77,6 +78,18 @@ impl Served {
         let mut served = Self::with(roots.into_iter().map(named).collect(), listed);
         served.keys = Some(keys);
         served
+    }
+
+    /// Starts an agent that serves a directory to holders of grants of a service.
+    pub fn for_service(directory: &Path, service: &Identity) -> Self {
+        let root = NamedRoot { name: None, root: Root::open(directory, Access::ReadWrite).unwrap() };
+        let served = Self::with(vec![root], Admission::Granted);
+        served.agent.trust_service("service", service.public_key());
+        served
+    }
+
+    pub fn key(&self) -> Fingerprint {
+        self.key
     }
 
     pub fn addr(&self) -> SocketAddr {

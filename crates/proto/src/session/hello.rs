@@ -1,6 +1,7 @@
 //! The hello: the capabilities of an end, the session that a lane belongs to, its request, and the path of the lane.
 
 use super::SessionId;
+use super::grant::SignedGrant;
 use super::request::Request;
 use crate::error::Error;
 use crate::rate::RateContract;
@@ -110,6 +111,8 @@ pub struct Hello {
     /// SHA-256 of the public key of another peer that asked this client for the session. The agent grants only the
     /// rights that both of them have. The agent cannot verify this value, but the value can only reduce rights.
     pub on_behalf_of: Option<[u8; 32]>,
+    /// Grant of a transfer service, on which the rights of the client rest. An agent of an earlier release ignores it.
+    pub grant: Option<Box<SignedGrant>>,
     /// The request; the same in every hello of a session.
     pub request: Request,
     /// Path of the lane.
@@ -117,6 +120,9 @@ pub struct Hello {
     /// Rate contract of that path, for an agent that sends. The last hello of a path counts.
     pub contract: RateContract,
 }
+
+/// Field of a hello: the grant of a transfer service.
+const GRANT: u8 = 128;
 
 /// Number of a path in a session, from 0 and below [`PATHS_MAX`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -140,7 +146,7 @@ impl Hello {
     pub fn new(session: SessionId, request: Request) -> Self {
         let (path, contract) = (PathNumber::default(), RateContract::default());
         let capabilities = Capabilities::OURS;
-        Self { capabilities, session, rejoin: false, on_behalf_of: None, request, path, contract }
+        Self { capabilities, session, rejoin: false, on_behalf_of: None, grant: None, request, path, contract }
     }
 
     pub(super) fn write(&self, w: &mut Writer) {
@@ -152,16 +158,26 @@ impl Hello {
         self.request.write(w);
         w.byte(self.path.0);
         write_contract(w, &self.contract);
+        self.grant.iter().for_each(|grant| w.field(GRANT, |w| grant.write(w)));
     }
 
-    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
-        let capabilities = Capabilities::read(r, ["client", "agent"])?;
+    /// Reads a hello, up to the end of its frame.
+    pub(super) fn read(mut r: Reader<'_>) -> Result<Self, Error> {
+        let capabilities = Capabilities::read(&mut r, ["client", "agent"])?;
         let session = SessionId(r.array()?);
-        let rejoin = read_flag(r)?;
-        let on_behalf_of = read_flag(r)?.then(|| r.array()).transpose()?;
-        let request = Request::read(r)?;
-        let path = PathNumber::read(r)?;
-        Ok(Self { capabilities, session, rejoin, on_behalf_of, request, path, contract: read_contract(r)? })
+        let rejoin = read_flag(&mut r)?;
+        let on_behalf_of = read_flag(&mut r)?.then(|| r.array()).transpose()?;
+        let request = Request::read(&mut r)?;
+        let path = PathNumber::read(&mut r)?;
+        let contract = read_contract(&mut r)?;
+        let mut grant = None;
+        r.fields(|number, value| {
+            if number == GRANT {
+                grant = Some(Box::new(SignedGrant::read(value)?));
+            }
+            Ok(number == GRANT)
+        })?;
+        Ok(Self { capabilities, session, rejoin, on_behalf_of, grant, request, path, contract })
     }
 }
 

@@ -274,7 +274,7 @@ impl Frame {
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>, Error> {
         let mut r = Reader::new(bytes);
         let frame = match r.byte()? {
-            1 => Self::Hello(Hello::read(&mut r)?),
+            1 => return Ok(Some(Self::Hello(Hello::read(r)?))),
             2 => Self::Welcome(Capabilities::read(&mut r, ["agent", "client"])?),
             3 => Self::Refuse(r.error()?),
             4 => {

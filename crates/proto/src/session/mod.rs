@@ -7,6 +7,7 @@
 //! Reads no clock, file or socket. The driver passes in time, entries, frames and outcomes, and carries out the actions
 //! that the state machines request.
 
+mod grant;
 mod hello;
 mod life;
 mod log;
@@ -22,6 +23,7 @@ mod send;
 mod third_party;
 mod values;
 
+pub use grant::{Grant, GrantedAccess, SignedGrant};
 pub use hello::{Agreed, Capabilities, Features, Hello, PATHS_MAX, PathNumber};
 pub use log::{ControlLog, LOG_BYTES_MAX};
 pub use message::{BlockData, BlockHeader, Frame, Message, PACK_BYTES_MAX, PACK_FILES_MAX};

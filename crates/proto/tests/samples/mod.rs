@@ -9,10 +9,10 @@ use sterna_proto::plan::Via;
 use sterna_proto::rate::{Fairness, RateContract};
 use sterna_proto::session::{
     ActiveEnd, ActiveFile, AgentReport, Answer, Attributes, BlockData, BlockHeader, Capabilities, Conclusion,
-    DeleteDirectories, Details, DigestQuery, Features, FileId, FileOutcome, Filter, Frame, Hello, IpBytes, KEYS_MAX,
-    LINGER_DEFAULT, LaneFigures, ListOptions, Listed, ListedKind, Message, Overwrite, Owner, PACK_FILES_MAX, PATHS_MAX,
-    PROBE_BYTES_MAX, PROBE_BYTES_MIN, PassiveAgent, PathNumber, PeerAddress, Probe, Query, Request,
-    SETTLED_REPORTED_MAX, SOURCES_MAX, SessionId, Snapshot, Subject, Symlinks, ThirdParty, Xattr,
+    DeleteDirectories, Details, DigestQuery, Features, FileId, FileOutcome, Filter, Frame, Grant, GrantedAccess, Hello,
+    IpBytes, KEYS_MAX, LINGER_DEFAULT, LaneFigures, ListOptions, Listed, ListedKind, Message, Overwrite, Owner,
+    PACK_FILES_MAX, PATHS_MAX, PROBE_BYTES_MAX, PROBE_BYTES_MIN, PassiveAgent, PathNumber, PeerAddress, Probe, Query,
+    Request, SETTLED_REPORTED_MAX, SOURCES_MAX, SessionId, SignedGrant, Snapshot, Subject, Symlinks, ThirdParty, Xattr,
 };
 use sterna_proto::{
     Algorithm, BitRate, ByteCount, Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry,
@@ -317,6 +317,21 @@ pub fn frames() -> Vec<Frame> {
     all.extend([0, 64].map(|lanes| Frame::Snapshot(Box::new(snapshot(lanes)))));
     let request = third_party(ActiveEnd::Source, "hub", 1);
     all.push(Frame::Hello(Hello { on_behalf_of: Some([8; 32]), ..hello_of([1; 16], request) }));
+    let grant = Grant {
+        service: [4; 32],
+        holder: [5; 32],
+        at: [6; 32],
+        access: GrantedAccess::Write,
+        path: b"in/f".to_vec(),
+        expires: 1_800_000_000,
+    };
+    let grant = Some(Box::new(SignedGrant { grant, signature: [7; 64] }));
+    all.extend(
+        requests()
+            .into_iter()
+            .take(1)
+            .map(|request| Frame::Hello(Hello { grant: grant.clone(), ..hello_of([2; 16], request) })),
+    );
     all
 }
 

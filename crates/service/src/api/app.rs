@@ -7,8 +7,9 @@ use axum::http::{self, StatusCode};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use crate::access::Access;
-use crate::caller::{Caller, Method};
+use crate::caller::Caller;
 use crate::service::Service;
+use crate::worker::AgentReports;
 
 /// Maximum bytes of a request body. Reason: an FTS3 client sends a job at once; 100,000 files are about 50 MB.
 pub const BODY_BYTES_MAX: usize = 256 << 20;
@@ -20,6 +21,8 @@ pub struct App {
     pub service: Arc<Service>,
     /// Rules of access.
     pub access: Arc<Access>,
+    /// Way of agents to the runner.
+    pub agents: AgentReports,
 }
 
 /// Returns the caller of a request. The body of a request from nobody is not read: only `GET` is for everybody.
@@ -29,7 +32,7 @@ pub(super) fn caller_of(parts: &Parts) -> Result<Caller, Error> {
     let denied = || Error::new(ErrorKind::Denied, Scope::Client, Phase::Prepare, "Not enough permissions");
     let Some(Authenticated(caller)) = parts.extensions.get() else { return Err(denied()) };
     match caller {
-        Ok(caller) if caller.method == Method::None && parts.method != http::Method::GET => Err(denied()),
+        Ok(caller) if !caller.is_user() && parts.method != http::Method::GET => Err(denied()),
         caller => caller.clone(),
     }
 }

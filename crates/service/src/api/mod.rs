@@ -19,9 +19,10 @@ use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
-use crate::caller::{Caller, Level, Method};
+use crate::caller::{Caller, Level};
 use crate::settings::Applied;
 
+mod agents;
 mod app;
 pub mod fts3;
 pub mod native;
@@ -41,7 +42,7 @@ const HEADERS_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(60)
 
 /// Returns all routes.
 pub fn routes(app: App) -> Router {
-    fts3::routes().merge(native::routes()).merge(ui::routes()).with_state(app)
+    fts3::routes().merge(native::routes()).merge(agents::routes()).merge(ui::routes()).with_state(app)
 }
 
 /// Accepts connections until the listener fails.
@@ -87,7 +88,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, app: App, router: Route
     });
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADERS_TIME_MAX);
-    let served = server.serve_connection(TokioIo::new(stream), service).await;
+    let served = server.serve_connection(TokioIo::new(stream), service).with_upgrades().await;
     served.map_err(|e| failed(&format!("serve: {e}")))
 }
 
@@ -118,7 +119,7 @@ async fn answer(
 
 /// Adds the operations that operators have granted to a caller.
 fn with_grants(mut caller: Caller, settings: &Applied) -> Caller {
-    if caller.method != Method::None {
+    if caller.is_user() {
         for operation in settings.grants.get(&caller.name).into_iter().flatten() {
             caller.levels[*operation as usize] = Level::All;
         }

@@ -22,7 +22,7 @@ pub(crate) mod tests;
 use self::certificate::Certificate;
 
 pub use dn::slash_form;
-pub use tls::{ServerFiles, server_config};
+pub use tls::{ServerFiles, ServerTls, agent_key};
 pub use token::{Issuer, TokenIdentity, Tokens};
 pub use voms::{BASE_ID, Fqan, vo_id};
 pub use x509::{Trust, TrustDirs, X509Identity, credential_id};

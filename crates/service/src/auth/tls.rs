@@ -2,13 +2,14 @@
 //!
 //! Accepts a client without certificate: tokens come without one. Ends a handshake with an alert if a certificate does
 //! not verify, and logs the reason. Refuses to keep sessions: each handshake verifies the certificate anew. Reads the
-//! files of the server once; the clock is that of rustls.
+//! files of the server again when they change; the clock is that of rustls.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::Mutex;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::pem::PemObject;
@@ -16,11 +17,16 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, SubjectPublicKeyInfoDer, 
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoServerSessionStorage, ServerConfig};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, PeerMisbehaved, SignatureScheme};
+use sterna_net::identity::{Fingerprint, peer_fingerprint};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use webpki::RawPublicKeyEntity;
 
 use super::certificate::Certificate;
 use super::x509::Trust;
+
+/// Time between two looks at the files of the server. Reason: two system calls; certificates are renewed days before they
+/// end.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Application protocol (RFC 7301). The interfaces use HTTP/1.1 alone.
 const ALPN: &[u8] = b"http/1.1";
@@ -38,7 +44,7 @@ pub struct ServerFiles {
 ///
 /// The certificates of a client are verified in the handshake. They, and not more, are known to the connection
 /// afterwards: call [`Trust::identify`] with them. Errors: a file cannot be read, or the key does not fit.
-pub fn server_config(files: &ServerFiles, trust: Arc<Trust>) -> Result<ServerConfig, Error> {
+pub(super) fn server_config(files: &ServerFiles, trust: Arc<Trust>) -> Result<ServerConfig, Error> {
     let provider = Arc::new(ring::default_provider());
     let damaged = |path: &Path, what: &str| {
         let text = format!("load the identity of the server from {}: {what}", path.display());
@@ -62,6 +68,69 @@ pub fn server_config(files: &ServerFiles, trust: Arc<Trust>) -> Result<ServerCon
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
+}
+
+/// TLS settings of the server, which follow its files: certificates are renewed while the service runs.
+pub struct ServerTls {
+    files: ServerFiles,
+    trust: Arc<Trust>,
+    state: Mutex<TlsState>,
+}
+
+struct TlsState {
+    config: Arc<ServerConfig>,
+    /// Modification times of certificate and key, when they were read last.
+    times: [Option<SystemTime>; 2],
+    looked: Instant,
+}
+
+impl ServerTls {
+    /// Reads the files. Errors: as [`server_config`].
+    pub fn open(files: ServerFiles, trust: Arc<Trust>) -> Result<Self, Error> {
+        let times = files.times();
+        let config = Arc::new(server_config(&files, Arc::clone(&trust))?);
+        Ok(Self { files, trust, state: Mutex::new(TlsState { config, times, looked: Instant::now() }) })
+    }
+
+    /// Returns the settings of the next connection. While the files cannot be used, for example between the renewal of
+    /// one and the other, the last ones stay in force.
+    pub fn current(&self) -> Arc<ServerConfig> {
+        let mut state = self.state.lock();
+        if state.looked.elapsed() >= LOOK_EVERY {
+            state.looked = Instant::now();
+            self.follow(&mut state);
+        }
+        Arc::clone(&state.config)
+    }
+
+    /// Returns the settings after a look at the files.
+    #[cfg(test)]
+    pub(super) fn after_a_look(&self) -> Arc<ServerConfig> {
+        let mut state = self.state.lock();
+        self.follow(&mut state);
+        Arc::clone(&state.config)
+    }
+
+    fn follow(&self, state: &mut TlsState) {
+        let times = self.files.times();
+        if times == state.times {
+            return;
+        }
+        match server_config(&self.files, Arc::clone(&self.trust)) {
+            Ok(config) => {
+                tracing::info!("read the certificate of the server again from {}", self.files.certificate.display());
+                state.config = Arc::new(config);
+                state.times = times;
+            }
+            Err(error) => tracing::warn!("{}; the certificate of before stays in use", error.chain()),
+        }
+    }
+}
+
+impl ServerFiles {
+    fn times(&self) -> [Option<SystemTime>; 2] {
+        [&self.certificate, &self.key].map(|path| fs::metadata(path).and_then(|found| found.modified()).ok())
+    }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
@@ -90,6 +159,14 @@ fn key_of(certificate: &CertificateDer<'_>) -> Result<SubjectPublicKeyInfoDer<'s
     Ok(SubjectPublicKeyInfoDer::from(certificate.key().to_vec()))
 }
 
+/// Returns the key of an agent: that of a single certificate with an Ed25519 key which names itself as its issuer. Such
+/// a certificate is nobody's user certificate, since an authority issues those.
+pub fn agent_key(chain: &[CertificateDer<'_>]) -> Option<Fingerprint> {
+    let [certificate] = chain else { return None };
+    let parsed = Certificate::parse(certificate).ok()?;
+    parsed.names_issuer(&parsed).then(|| peer_fingerprint(chain).ok()).flatten()
+}
+
 impl ClientCertVerifier for ProxyVerifier {
     fn client_auth_mandatory(&self) -> bool {
         false
@@ -110,6 +187,10 @@ impl ClientCertVerifier for ProxyVerifier {
         let all = std::iter::once(end_entity).chain(intermediates);
         let chain: Vec<CertificateDer<'_>> = all.map(|der| CertificateDer::from(der.as_ref())).collect();
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(now.as_secs());
+        // The handshake proves that an agent has its key. Whether it may do anything is decided later, by the fingerprint.
+        if agent_key(&chain).is_some() {
+            return Ok(ClientCertVerified::assertion());
+        }
         match self.trust.check(&chain, now) {
             Ok(()) => Ok(ClientCertVerified::assertion()),
             Err(refusal) => {

@@ -2,16 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::thread;
 
 use parking_lot::Mutex;
-use sterna_net::engine::Cancel;
-use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
-use sterna_sched::queue::FileNumber;
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use tokio::task::AbortHandle;
 
-use super::{Report, Reports};
-use crate::copies::Copies;
+use super::{Key, Report, Reports};
 use crate::job::{Moved, Task};
 use crate::mock;
 
@@ -19,23 +15,14 @@ use crate::mock;
 pub struct Embedded {
     name: Arc<str>,
     reports: Reports,
-    running: Arc<Mutex<HashMap<FileNumber, Running>>>,
-    copies: Copies,
-}
-
-/// Transfer under way.
-enum Running {
-    /// Task of the runtime.
-    Task(AbortHandle),
-    /// Copy of the engine.
-    Copy(Cancel),
+    running: Arc<Mutex<HashMap<Key, AbortHandle>>>,
 }
 
 impl Embedded {
     /// Creates a worker. Its name is new with each process, so that a restarted service knows the transfers of the last
     /// one as lost.
-    pub fn new(name: Arc<str>, reports: Reports, copies: Copies) -> Self {
-        Self { name, reports, running: Arc::default(), copies }
+    pub fn new(name: Arc<str>, reports: Reports) -> Self {
+        Self { name, reports, running: Arc::default() }
     }
 
     /// Returns the name.
@@ -43,84 +30,48 @@ impl Embedded {
         &self.name
     }
 
-    /// Returns true if this worker can run a transfer.
-    pub fn can_run(source: &str, destination: &str) -> bool {
-        (mock::is_mock(source) && mock::is_mock(destination)) || Copies::can_run(source, destination)
-    }
-
     /// Starts a transfer. Runs within a tokio runtime.
     pub fn start(&self, task: Task) {
-        match Copies::can_run(&task.source, &task.destination) {
-            true => self.start_copy(task),
-            false => self.start_mock(task),
-        }
-    }
-
-    /// Starts a transfer between agents, in a thread that waits for its end.
-    fn start_copy(&self, task: Task) {
-        let (file, cancel) = (FileNumber(task.file), Cancel::default());
-        let (name, reports, copies) = (Arc::clone(&self.name), self.reports.clone(), self.copies.clone());
-        let running = Arc::clone(&self.running);
-        self.running.lock().insert(file, Running::Copy(cancel.clone()));
-        let run = move || {
-            let progress = |bytes| drop(reports.send((Arc::clone(&name), Report::Progress(vec![(file, bytes)]))));
-            let (moved, failure) = match copies.transfer(&task, &cancel, progress) {
-                Ok(moved) => (moved, None),
-                Err(error) => (Moved::default(), Some(error)),
-            };
-            running.lock().remove(&file);
-            let _ = reports.send((name, Report::Ended { file, moved, failure }));
-        };
-        if let Err(e) = thread::Builder::new().name("transfer".to_owned()).spawn(run) {
-            self.running.lock().remove(&file);
-            let error = Error::new(ErrorKind::Limit, Scope::Service, Phase::Prepare, "start a thread for the transfer");
-            let failure = Some(error.retry(Retry::After).caused_by(e));
-            let _ =
-                self.reports.send((Arc::clone(&self.name), Report::Ended { file, moved: Moved::default(), failure }));
-        }
-    }
-
-    fn start_mock(&self, task: Task) {
-        let file = FileNumber(task.file);
+        let key = Key::of(&task);
         let (name, reports) = (Arc::clone(&self.name), self.reports.clone());
         let running = Arc::clone(&self.running);
         // Held until the transfer is in the table: its end must not come before.
         let mut table = self.running.lock();
         let ended = tokio::spawn(async move {
-            let (moved, failure) = match mock::transfer(&task).await {
+            let (moved, failure) = match transfer(&task).await {
                 Ok(moved) => (moved, None),
                 Err(error) => (Moved::default(), Some(error)),
             };
-            running.lock().remove(&file);
+            running.lock().remove(&key);
             // The service is stopping if nobody receives.
-            let _ = reports.send((name, Report::Ended { file, moved, failure }));
+            let _ = reports.send((name, Report::Ended { key, moved, failure }));
         });
-        table.insert(file, Running::Task(ended.abort_handle()));
+        table.insert(key, ended.abort_handle());
     }
 
     /// Stops a transfer. It reports its end as cancelled.
-    pub fn cancel(&self, file: FileNumber) {
-        let transfer = match self.running.lock().get(&file) {
-            Some(Running::Copy(cancel)) => {
-                let cancel = cancel.clone();
-                return cancel.cancel();
-            }
-            Some(Running::Task(transfer)) => transfer.clone(),
-            None => return,
-        };
+    pub fn cancel(&self, key: Key) {
+        // It may have ended meanwhile.
+        let Some(transfer) = self.running.lock().remove(&key) else { return };
         transfer.abort();
-        if self.running.lock().remove(&file).is_none() {
-            // It has ended meanwhile.
-            return;
-        }
         let failure = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "the transfer was cancelled");
-        let _ = self
-            .reports
-            .send((Arc::clone(&self.name), Report::Ended { file, moved: Moved::default(), failure: Some(failure) }));
+        let ended = Report::Ended { key, moved: Moved::default(), failure: Some(failure) };
+        let _ = self.reports.send((Arc::clone(&self.name), ended));
     }
 
     /// Returns the number of transfers under way.
     pub fn count(&self) -> usize {
         self.running.lock().len()
+    }
+}
+
+/// Runs a transfer. Errors: also `Usage`, for storages that no worker of this process moves files between.
+async fn transfer(task: &Task) -> Result<Moved, Error> {
+    match mock::is_mock(&task.source) && mock::is_mock(&task.destination) {
+        true => mock::transfer(task).await,
+        false => {
+            let text = format!("no worker moves files from {} to {}", task.source, task.destination);
+            Err(Error::new(ErrorKind::Usage, Scope::Service, Phase::Prepare, text))
+        }
     }
 }

@@ -5,24 +5,35 @@
 use std::sync::Arc;
 
 use sterna_proto::Error;
-use sterna_sched::queue::FileNumber;
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use crate::job::Moved;
 
+mod agents;
 mod embedded;
+mod messages;
 
+pub use agents::{Agents, Assignment, Connection, Unpaired, agent_of, worker_name};
 pub use embedded::Embedded;
+pub use messages::{
+    End, FromAgent, Hello, Key, LEASE, MESSAGE_BYTES_MAX, Order, Other, PATH, PING_EVERY, RUNNING_MAX, SILENCE_MAX,
+    ToAgent, decode, encode, from_base64, to_base64,
+};
 
 /// Report of a worker.
 #[derive(Clone, Debug)]
 pub enum Report {
+    /// An agent has connected.
+    Connected(Box<Connection>),
+    /// The connection of an agent has ended.
+    Disconnected(Uuid),
     /// Bytes of transfers under way.
-    Progress(Vec<(FileNumber, u64)>),
+    Progress(Vec<(Key, u64)>),
     /// A transfer has ended.
     Ended {
-        /// Number of the file.
-        file: FileNumber,
+        /// Start of the transfer.
+        key: Key,
         /// Bytes and limits.
         moved: Moved,
         /// Failure, if it failed.
@@ -30,5 +41,8 @@ pub enum Report {
     },
 }
 
-/// Reports of all workers, each with the name of its worker.
+/// Reports of the worker of this process, with its name.
 pub type Reports = mpsc::UnboundedSender<(Arc<str>, Report)>;
+
+/// Reports of agents, each with the name of its worker. An agent that sends many waits.
+pub type AgentReports = mpsc::Sender<(Arc<str>, Report)>;

@@ -80,6 +80,8 @@ pub struct ServiceUrl {
     text: String,
     /// Host, without brackets and port.
     pub host: String,
+    /// Port.
+    pub port: u16,
 }
 
 impl FromStr for ServiceUrl {
@@ -96,7 +98,8 @@ impl FromStr for ServiceUrl {
         let host = uri.host().unwrap_or_default();
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host).to_owned();
         match uri.scheme_str() == Some("https") && is_plain && !host.is_empty() {
-            true => Ok(Self { text, host }),
+            // The default of the protocol, as that of every URL.
+            true => Ok(Self { text, host, port: uri.port_u16().unwrap_or(443) }),
             false => Err(expected()),
         }
     }

@@ -15,7 +15,7 @@ use rustls::crypto::{CryptoProvider, KeyProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, Signer, SigningKey};
-use rustls::{InconsistentKeys, SignatureAlgorithm, SignatureScheme};
+use rustls::{InconsistentKeys, RootCertStore, SignatureAlgorithm, SignatureScheme};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_service::dev::Dev;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
@@ -49,6 +49,7 @@ impl Credentials {
         let found = Found::of(flags)?;
         let client = found.pair.as_ref().map(|(cert, key)| client_certificate(cert, key)).transpose()?;
         let (roots, authorities) = authorities(found.capath.as_deref())?;
+        let roots: Vec<_> = roots.iter().map(|der| Certificate::from_der(der).to_owned()).collect();
         let provider = CryptoProvider { key_provider: &AnyKeys, ..ring::default_provider() };
         let tls = TlsConfig::builder()
             .unversioned_rustls_crypto_provider(Arc::new(provider))
@@ -144,8 +145,16 @@ fn client_certificate(cert: &Path, key: &Path) -> Result<ClientCert, Error> {
     Ok(ClientCert::new_with_certs(&chain, key))
 }
 
-/// Returns the authorities of services, with their place in words.
-fn authorities(capath: Option<&Path>) -> Result<(Vec<Certificate<'static>>, String), Error> {
+/// Returns the authorities of services, for an agent. Errors: `Usage`, for a directory without any.
+pub fn root_store(capath: Option<&Path>) -> Result<RootCertStore, Error> {
+    let (found, _) = authorities(capath)?;
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(found.into_iter().map(CertificateDer::from));
+    Ok(store)
+}
+
+/// Returns the certificates of the authorities of services, with their place in words.
+fn authorities(capath: Option<&Path>) -> Result<(BTreeSet<Vec<u8>>, String), Error> {
     let mut found = BTreeSet::new();
     let place = match capath {
         Some(directory) => {
@@ -160,7 +169,7 @@ fn authorities(capath: Option<&Path>) -> Result<(Vec<Certificate<'static>>, Stri
             format!("the list of this host or in {GRID_AUTHORITIES}")
         }
     };
-    Ok((found.iter().map(|der| Certificate::from_der(der).to_owned()).collect(), place))
+    Ok((found, place))
 }
 
 /// Reads the certificates in the files of a directory. Such directories have other files too, and a certificate under

@@ -1,6 +1,8 @@
-//! Transfers between agents: bytes go from agent to agent, and the service decides.
+//! Transfers between agents that take work from the service: bytes go from agent to agent.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -10,35 +12,63 @@ use tempfile::TempDir;
 
 use crate::client::Serve;
 
-/// Agent that serves one directory to everybody.
+/// Agent that serves one directory to the transfers of a service.
 struct Agent {
-    process: Child,
+    process: Option<Child>,
     directory: TempDir,
-    address: String,
+    site: String,
     fingerprint: String,
+    flags: Vec<String>,
 }
 
 impl Agent {
-    fn start(ip: &str) -> Self {
+    /// Creates an agent that is not started.
+    fn new(serve: &Serve, site: &str, flags: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("root")).unwrap();
+        let state = directory.path().join("state");
+        let id = Command::new(env!("CARGO_BIN_EXE_sterna")).args(["id", "--state"]).arg(&state).output().unwrap();
+        let fingerprint = String::from_utf8(id.stdout).unwrap().trim().to_owned();
+        let service = ["--service", serve.url(), "--capath", serve.capath()];
+        let flags = service.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+        Self { process: None, directory, site: site.to_owned(), fingerprint, flags }
+    }
+
+    /// Starts an agent of a site.
+    fn start(serve: &Serve, site: &str, flags: &[&str]) -> Self {
+        let mut agent = Self::new(serve, site, flags);
+        set_site(serve, site, &[&agent.fingerprint]);
+        agent.run();
+        agent
+    }
+
+    fn run(&mut self) {
         let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
-            .args(["agent", "--authorize-any", "--third-party", "any", "--listen"])
-            .arg(format!("{ip}:0"))
-            .arg("--root")
-            .arg(directory.path().join("root"))
+            .args(["agent", "--listen", "127.0.0.1:0", "--root"])
+            .arg(self.directory.path().join("root"))
             .arg("--state")
-            .arg(directory.path().join("state"))
+            .arg(self.directory.path().join("state"))
+            .args(&self.flags)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let ["listening", url, "fingerprint", fingerprint] = words[..] else { panic!("{line}") };
-        let address = url.trim_start_matches("sterna://").to_owned();
-        Self { process, directory, address, fingerprint: fingerprint.to_owned() }
+        assert!(line.starts_with("listening "), "{line}");
+        self.process = Some(process);
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    fn signal(&self, signal: &str) {
+        let pid = self.process.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -46,28 +76,20 @@ impl Agent {
     }
 
     fn url(&self, name: &str) -> String {
-        format!("sterna://{}/{name}", self.address)
-    }
-
-    fn known_host(&self) -> String {
-        format!("{} {}\n", self.address, self.fingerprint)
+        format!("sterna://{}/{name}", self.site)
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.kill();
     }
 }
 
-/// Starts a service that knows two agents.
-fn service_and_agents() -> (Serve, Agent, Agent) {
-    let (near, far) = (Agent::start("127.0.0.1"), Agent::start("127.0.0.2"));
-    let serve = Serve::start();
-    let known = near.known_host() + &far.known_host();
-    std::fs::write(serve.state_dir().join("known_hosts"), known).unwrap();
-    (serve, near, far)
+fn set_site(serve: &Serve, site: &str, agents: &[&str]) {
+    let (status, body) =
+        serve.request("PUT", &format!("/api/v1/sites/{site}"), &json!({ "agents": agents }).to_string());
+    assert_eq!(status, 204, "{body}");
 }
 
 fn submit(serve: &Serve, pairs: &[(String, String)], params: Value) -> String {
@@ -79,24 +101,75 @@ fn submit(serve: &Serve, pairs: &[(String, String)], params: Value) -> String {
     reply["job_id"].as_str().unwrap().to_owned()
 }
 
+/// Returns the first file of a job.
+fn first_file(serve: &Serve, job: &str) -> Value {
+    let (_, body) = serve.request("GET", &format!("/api/v1/jobs/{job}/files"), "");
+    serde_json::from_str::<Value>(&body).unwrap()["files"][0].clone()
+}
+
+/// Returns the reason why the first file of a job waits.
+fn why(serve: &Serve, job: &str) -> Value {
+    let number = first_file(serve, job)["number"].clone();
+    let (_, body) = serve.request("GET", &format!("/api/v1/files/{number}"), "");
+    serde_json::from_str::<Value>(&body).unwrap()["why"].clone()
+}
+
+/// Looks until a condition holds. Panics with the last look after many.
+fn until<T: std::fmt::Debug>(look: impl Fn() -> T, is_met: impl Fn(&T) -> bool) -> T {
+    let mut last = look();
+    for _ in 0..20_000 {
+        if is_met(&last) {
+            return last;
+        }
+        last = look();
+    }
+    panic!("does not happen: {last:?}");
+}
+
 #[test]
 fn files_go_from_agent_to_agent_and_say_what_limited_them() {
-    let (serve, near, far) = service_and_agents();
+    let serve = Serve::start();
+    let (near, far) = (Agent::start(&serve, "near.example", &[]), Agent::start(&serve, "far.example", &[]));
     let bytes = Seeded::new(7).bytes(128 << 20);
     std::fs::write(near.path("f"), &bytes).unwrap();
     let id = submit(&serve, &[(near.url("f"), far.url("in/g"))], json!({"verify_checksum": "both"}));
     let job = serve.wait_for_end(&id);
-    assert_eq!(job["job_state"], "FINISHED", "{job}");
+    let file = first_file(&serve, &id);
+    assert_eq!(job["job_state"], "FINISHED", "{job} {file}");
     assert!(std::fs::read(far.path("in/g")).unwrap() == bytes, "other bytes");
-    let (_, body) = serve.request("GET", &format!("/api/v1/jobs/{id}/files"), "");
-    let file = &serde_json::from_str::<Value>(&body).unwrap()["files"][0];
-    assert_eq!((&file["state"], &file["bytes"]), (&json!("finished"), &json!(bytes.len())), "{body}");
-    assert!(!file["limits"].as_array().unwrap().is_empty(), "{body}");
+    assert_eq!((&file["state"], &file["bytes"]), (&json!("finished"), &json!(bytes.len())), "{file}");
+    assert!(!file["limits"].as_array().unwrap().is_empty(), "{file}");
+    let (_, body) = serve.request("GET", "/api/v1/paths", "");
+    let path = &serde_json::from_str::<Value>(&body).unwrap()["paths"][0];
+    assert_eq!(path["source_agent"], json!(near.fingerprint), "{body}");
+    assert!(path["rtt_ms"].as_f64().unwrap() > 0.0 && path["best_bytes_per_s"].as_f64().unwrap() > 1e6, "{body}");
+}
+
+/// An agent without an open port pushes and pulls: it dials the other.
+#[test]
+fn an_agent_without_an_open_port_sends_and_receives() {
+    let serve = Serve::start();
+    let inside = Agent::start(&serve, "inside.example", &["--reachable-at", "none"]);
+    let hub = Agent::start(&serve, "hub.example", &[]);
+    std::fs::write(inside.path("f"), b"from inside").unwrap();
+    std::fs::write(hub.path("f"), b"from the hub").unwrap();
+    let pairs = [(inside.url("f"), hub.url("g")), (hub.url("f"), inside.url("g"))];
+    let job = serve.wait_for_end(&submit(&serve, &pairs, json!({})));
+    assert_eq!(job["job_state"], "FINISHED", "{job}");
+    assert_eq!(std::fs::read(hub.path("g")).unwrap(), b"from inside");
+    assert_eq!(std::fs::read(inside.path("g")).unwrap(), b"from the hub");
+    // Nobody can dial the one or the other.
+    let other = Agent::start(&serve, "other.example", &["--reachable-at", "none"]);
+    let id = submit(&serve, &[(inside.url("f"), other.url("g"))], json!({"retry": -1}));
+    assert_eq!(serve.wait_for_end(&id)["job_state"], "FAILED");
+    let file = first_file(&serve, &id);
+    assert!(file.to_string().contains("--reachable-at"), "{file}");
 }
 
 #[test]
 fn failures_of_agents_have_scope_and_number() {
-    let (serve, near, far) = service_and_agents();
+    let serve = Serve::start();
+    let (near, far) = (Agent::start(&serve, "near.example", &[]), Agent::start(&serve, "far.example", &[]));
     std::fs::write(near.path("f"), b"bytes").unwrap();
     std::fs::write(far.path("there"), b"other").unwrap();
     // Source, destination, and the reason.
@@ -114,47 +187,198 @@ fn failures_of_agents_have_scope_and_number() {
     assert_eq!(std::fs::read(far.path("there")).unwrap(), b"other");
 }
 
-/// The process is killed at seeded times while files are under way. Every file arrives, and none fails because an
-/// earlier attempt had published it.
+/// Version of a published file. A second delivery would change its inode.
+fn version(path: &std::path::Path) -> Option<u64> {
+    path.metadata().ok().map(|found| found.ino())
+}
+
+/// The service and both agents are killed at seeded times while files are under way. Every file arrives once, none fails
+/// because an earlier attempt had published it, and the limit of the link is kept. `STERNA_KILLS` sets the number.
 #[test]
-fn a_killed_service_delivers_every_file() {
-    let (mut serve, near, far) = service_and_agents();
-    let mut random = Seeded::new(std::process::id().into());
-    let names: Vec<String> = (0..40).map(|number| format!("f{number}")).collect();
+fn kills_of_the_service_and_of_agents_lose_no_file() {
+    const ACTIVE_MAX: usize = 5;
+    let kills = std::env::var("STERNA_KILLS").ok().and_then(|count| count.parse().ok()).unwrap_or(6);
+    let mut serve = Serve::start();
+    let mut agents = [Agent::start(&serve, "near.example", &[]), Agent::start(&serve, "far.example", &[])];
+    let link = json!({"symbolicname": "all", "source": "*", "destination": "*", "min_active": 1,
+        "max_active": ACTIVE_MAX});
+    assert_eq!(serve.request("POST", "/config/links", &link.to_string()).0, 201);
+    let seed = std::process::id().into();
+    println!("seed {seed}, {kills} kills");
+    let mut random = Seeded::new(seed);
+    let names: Vec<String> = (0..10 + 8 * kills).map(|number| format!("f{number}")).collect();
     for name in &names {
         let size = 1 + random.below(3 << 20) as usize;
-        std::fs::write(near.path(name), random.bytes(size)).unwrap();
+        std::fs::write(agents[0].path(name), random.bytes(size)).unwrap();
     }
-    let pairs: Vec<_> = names.iter().map(|name| (near.url(name), far.url(name))).collect();
-    let id = submit(&serve, &pairs, json!({}));
-    for kill in 1..=4 {
-        // Some files more have arrived.
-        loop {
-            let arrived = names.iter().filter(|name| far.path(name).exists()).count();
-            if arrived >= names.len() * kill / 5 {
-                break;
+    let pairs: Vec<_> = names.iter().map(|name| (agents[0].url(name), agents[1].url(name))).collect();
+    let id = submit(&serve, &pairs, json!({"retry": 100, "retry_delay": 1}));
+    let mut seen: BTreeMap<&String, u64> = BTreeMap::new();
+    let mut look = |far: &Agent| {
+        for name in &names {
+            if let Some(version) = version(&far.path(name)) {
+                assert_eq!(*seen.entry(name).or_insert(version), version, "{name} was delivered twice");
             }
-            std::thread::yield_now();
         }
-        serve.kill_and_start();
+        seen.len()
+    };
+    for kill in 1..=kills {
+        // Some files more have arrived.
+        while look(&agents[1]) < names.len() * kill / (kills + 2) {
+            let (_, body) = serve.request("GET", &format!("/jobs/{id}/files"), "");
+            let active = body.matches(r#""file_state":"ACTIVE""#).count();
+            assert!(active <= ACTIVE_MAX, "{active} transfers on the link");
+        }
+        match random.below(3) {
+            0 => serve.kill_and_start(),
+            which => {
+                let agent = &mut agents[which as usize - 1];
+                agent.kill();
+                agent.run();
+            }
+        }
     }
     let job = serve.wait_for_end(&id);
-    let (_, body) = serve.request("GET", &format!("/jobs/{id}/files"), "");
+    look(&agents[1]);
+    let (_, body) = serve.request("GET", &format!("/api/v1/jobs/{id}/files?state=failed"), "");
     assert_eq!(job["job_state"], "FINISHED", "{body}");
     for name in &names {
-        assert!(std::fs::read(far.path(name)).unwrap() == std::fs::read(near.path(name)).unwrap(), "{name}");
+        let read = |agent: &Agent| std::fs::read(agent.path(name)).unwrap();
+        assert!(read(&agents[0]) == read(&agents[1]), "{name}");
     }
 }
 
 #[test]
-fn an_agent_that_the_service_does_not_know_gets_no_job_done() {
-    let (near, far) = (Agent::start("127.0.0.1"), Agent::start("127.0.0.2"));
+fn files_wait_for_an_agent_of_their_site() {
     let serve = Serve::start();
+    let near = Agent::start(&serve, "near.example", &[]);
+    let mut far = Agent::new(&serve, "far.example", &[]);
     std::fs::write(near.path("f"), b"bytes").unwrap();
-    let id = submit(&serve, &[(near.url("f"), far.url("g"))], json!({"retry": -1}));
-    let job = serve.wait_for_end(&id);
-    let (_, body) = serve.request("GET", &format!("/jobs/{id}/files"), "");
-    assert_eq!(job["job_state"], "FAILED", "{body}");
-    assert!(body.contains("known_hosts"), "{body}");
+    let id = submit(&serve, &[(near.url("f"), far.url("g"))], json!({}));
+    let reason = until(|| why(&serve, &id), |why| why["kind"] == "absent");
+    assert!(reason["text"].as_str().unwrap().contains("sterna://far.example"), "{reason}");
+    // An agent of no site does not get in.
+    far.run();
+    let dial = |path: &str| serve.request("GET", path, "");
+    assert_eq!(dial("/api/v1/agents/connect").0, 400, "no WebSocket");
+    assert_eq!(why(&serve, &id)["kind"], "absent");
+    set_site(&serve, "far.example", &[&far.fingerprint]);
+    assert_eq!(serve.wait_for_end(&id)["job_state"], "FINISHED");
+    let (_, body) = serve.request("GET", "/api/v1/sites", "");
+    let sites: Value = serde_json::from_str(&body).unwrap();
+    let agent = &sites["sites"][0]["agents"][0];
+    assert_eq!((&agent["agent"], &agent["is_connected"]), (&json!(far.fingerprint), &json!(true)), "{body}");
+    // Only members of a VO with a right may use the site.
+    let restricted = json!({"agents": [far.fingerprint], "access": [{"vo": "else", "right": "write"}]});
+    assert_eq!(serve.request("PUT", "/api/v1/sites/far.example", &restricted.to_string()).0, 204);
+    let request = json!({"files": [{"sources": [near.url("f")], "destinations": [far.url("h")]}]});
+    let (status, body) = serve.request("POST", "/jobs", &request.to_string());
+    assert!(status == 403 && body.contains("may not write sterna://far.example/h"), "{status} {body}");
+    set_site(&serve, "far.example", &[&far.fingerprint]);
+    // A site has no agent that was removed.
+    assert_eq!(serve.request("DELETE", "/api/v1/sites/far.example", "").0, 204);
+    let id = submit(&serve, &[(near.url("f"), far.url("h"))], json!({}));
+    until(|| why(&serve, &id), |why| why["kind"] == "absent");
+}
+
+/// A transfer to an agent that does not answer is cancelled, and its agent stops it.
+#[test]
+fn a_cancellation_reaches_the_agent() {
+    let serve = Serve::start();
+    let (near, far) = (Agent::start(&serve, "near.example", &[]), Agent::start(&serve, "far.example", &[]));
+    std::fs::write(near.path("f"), b"bytes").unwrap();
+    let sites = || serve.request("GET", "/api/v1/sites", "").1;
+    until(sites, |sites| sites.matches(r#""is_connected":true"#).count() == 2);
+    far.signal("-STOP");
+    let id = submit(&serve, &[(near.url("f"), far.url("g"))], json!({}));
+    let transfers = || {
+        let (_, body) = serve.request("GET", "/api/v1/sites", "");
+        let sites: Value = serde_json::from_str(&body).unwrap();
+        sites["sites"][1]["agents"][0]["transfers"].as_u64().unwrap()
+    };
+    until(|| first_file(&serve, &id), |file| file["state"] == "active");
+    assert_eq!(serve.request("DELETE", &format!("/jobs/{id}"), "").0, 200);
+    until(transfers, |transfers| *transfers == 0);
+    far.signal("-CONT");
     assert!(!far.path("g").exists());
+}
+
+/// Agents that work for a service only let nobody else in.
+#[test]
+fn a_stranger_gets_nothing_from_an_agent_of_a_service() {
+    let serve = Serve::start();
+    let near = Agent::start(&serve, "near.example", &[]);
+    std::fs::write(near.path("f"), b"bytes").unwrap();
+    let (_, body) = serve.request("GET", "/api/v1/sites", "");
+    let sites: Value = serde_json::from_str(&body).unwrap();
+    let address = sites["sites"][0]["agents"][0]["address"].as_str().unwrap().to_owned();
+    let stranger = tempfile::tempdir().unwrap();
+    let copy = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["copy", "--trust", &near.fingerprint, "--state"])
+        .arg(stranger.path())
+        .arg(format!("sterna://{address}/f"))
+        .arg(stranger.path().join("f"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&copy.stderr);
+    assert!(copy.status.code() == Some(6) && said.contains("not authorized"), "{said}");
+}
+
+/// A file on a real web server goes to a site, by its agent, which reads only from servers that its operator allows.
+#[test]
+fn an_agent_reads_from_a_web_server_that_its_operator_allows() {
+    let serve = Serve::start();
+    let content = tempfile::tempdir().unwrap();
+    let bytes = Seeded::new(11).bytes(9 << 20);
+    std::fs::write(content.path().join("f"), &bytes).unwrap();
+    let mut server = Command::new("python3")
+        .args(["-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory"])
+        .arg(content.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let port = line.split_whitespace().skip_while(|word| *word != "port").nth(1).unwrap_or_else(|| panic!("{line}"));
+    let source = format!("http://127.0.0.1:{port}/f");
+    let open = Agent::start(&serve, "open.example", &["--web", "127.0.0.1"]);
+    let closed = Agent::start(&serve, "closed.example", &["--web", "data.example"]);
+    let id = submit(&serve, &[(source.clone(), open.url("in/g"))], json!({}));
+    let job = serve.wait_for_end(&id);
+    assert_eq!(job["job_state"], "FINISHED", "{}", first_file(&serve, &id));
+    assert!(std::fs::read(open.path("in/g")).unwrap() == bytes, "other bytes");
+    let id = submit(&serve, &[(source, closed.url("g"))], json!({"retry": -1}));
+    assert_eq!(serve.wait_for_end(&id)["job_state"], "FAILED");
+    let file = first_file(&serve, &id);
+    assert!(file.to_string().contains("--web 127.0.0.1") && !closed.path("g").exists(), "{file}");
+    let _ = server.kill();
+    let _ = server.wait();
+}
+
+/// A file goes over a relay. The copy there is deleted when the last hop has arrived, by a push and by a pull.
+#[test]
+fn the_copy_between_two_hops_is_deleted() {
+    let serve = Serve::start();
+    let relay = Agent::start(&serve, "relay.example", &[]);
+    // The agent of the destination pulls from the relay; that of the second one gets a push.
+    let inside = Agent::start(&serve, "inside.example", &["--reachable-at", "none"]);
+    let outside = Agent::start(&serve, "outside.example", &[]);
+    let source = Agent::start(&serve, "source.example", &[]);
+    std::fs::write(source.path("f"), b"bytes").unwrap();
+    for (destination, keeps) in [(&inside, false), (&outside, false), (&outside, true)] {
+        let name = if keeps { "kept" } else { "g" };
+        let job = json!({"hops": true, "keeps_between": keeps, "files": [
+            {"sources": [source.url("f")], "destination": relay.url(name)},
+            {"sources": [relay.url(name)], "destination": destination.url(name)},
+        ]});
+        let (status, body) = serve.request("POST", "/api/v1/jobs", &job.to_string());
+        assert_eq!(status, 201, "{body}");
+        let id = serde_json::from_str::<Value>(&body).unwrap()["id"].as_str().unwrap().to_owned();
+        let job = serve.wait_for_end(&id);
+        assert_eq!(job["job_state"], "FINISHED", "{}", first_file(&serve, &id));
+        assert_eq!(std::fs::read(destination.path(name)).unwrap(), b"bytes");
+        assert_eq!(relay.path(name).exists(), keeps, "{name}");
+        assert!(source.path("f").exists(), "the source of the user stays");
+    }
 }

@@ -1,8 +1,10 @@
 //! Starts `sterna serve --dev`, and runs real clients against it.
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -13,6 +15,8 @@ const LOOKS_MAX: usize = 20_000;
 /// Service of a test.
 pub struct Serve {
     process: Child,
+    /// The same after a restart.
+    port: u16,
     state: TempDir,
     /// Values of the line that says that it is ready.
     url: String,
@@ -66,29 +70,27 @@ fn programs() -> PathBuf {
 impl Serve {
     pub fn start() -> Self {
         let state = tempfile::tempdir().unwrap();
-        let (process, ready) = start(state.path());
+        let port = free_port();
+        let (process, ready) = start(state.path(), port);
         let value = |name: &str| {
             let mut words = ready.split_whitespace().skip_while(|word| *word != name);
             words.nth(1).unwrap_or_else(|| panic!("no {name} in {ready}")).to_owned()
         };
         let url = value("ready").replace("127.0.0.1", "localhost");
         let (capath, cert, key) = (value("capath"), value("cert"), value("key"));
-        Self { process, url, capath, cert, key, token: value("token"), state }
+        Self { process, port, url, capath, cert, key, token: value("token"), state }
     }
 
-    /// Returns the state directory.
-    pub fn state_dir(&self) -> &Path {
-        self.state.path()
+    /// Returns the URL.
+    pub fn url(&self) -> &str {
+        &self.url
     }
 
     /// Ends the process as a power cut would, and starts another one on the same state.
     pub fn kill_and_start(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
-        let (process, ready) = start(self.state.path());
-        self.process = process;
-        let url = ready.split_whitespace().nth(1).unwrap_or_default();
-        self.url = url.replace("127.0.0.1", "localhost");
+        self.process = start(self.state.path(), self.port).0;
     }
 
     /// Returns a command of the FTS3 client, with the endpoint and the credentials of the trial.
@@ -192,10 +194,25 @@ impl Drop for Serve {
     }
 }
 
+/// Returns a free port below those that the kernel gives to connections, so that a restarted service finds it free. Agents of
+/// other tests take higher ones.
+fn free_port() -> u16 {
+    const PORTS: std::ops::Range<u16> = 16_000..20_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = (std::process::id().wrapping_mul(61) % u32::from(PORTS.end - PORTS.start)) as u16;
+    loop {
+        let number = first + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = PORTS.start + number % (PORTS.end - PORTS.start);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
 /// Starts a service, and returns it with its first line.
-fn start(state: &Path) -> (Child, String) {
+fn start(state: &Path, port: u16) -> (Child, String) {
     let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
-        .args(["serve", "--dev", "--listen", "127.0.0.1:0", "--state"])
+        .args(["serve", "--dev", "--listen", &format!("127.0.0.1:{port}"), "--state"])
         .arg(state)
         .stdout(Stdio::piped())
         .spawn()

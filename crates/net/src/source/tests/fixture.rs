@@ -74,7 +74,14 @@ impl Fixture {
                 let location =
                     |name: &&str| WebLocation::parse(&format!("http://{}/{name}", self.server.addr)).unwrap();
                 let patience = Duration::from_secs(1);
-                let options = WebOptions { token: None, authority: None, connections: 4, patience, is_expected: false };
+                let options = WebOptions {
+                    token: None,
+                    uses_netrc: true,
+                    authority: None,
+                    connections: 4,
+                    patience,
+                    is_expected: false,
+                };
                 Arc::new(Web::new(&options, names.iter().map(location).collect(), None, Arc::new(Silent)).unwrap())
             }
         }

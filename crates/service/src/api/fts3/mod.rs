@@ -98,7 +98,7 @@ async fn index() -> Response {
 
 async fn whoami(caller: Caller) -> Response {
     let method = match caller.method {
-        Method::None => "unauthenticated",
+        Method::None | Method::Key => "unauthenticated",
         Method::Certificate => "certificate",
         Method::Token => "oauth2",
     };
@@ -110,7 +110,7 @@ async fn whoami(caller: Caller) -> Response {
         Some((operation.name().to_owned(), Value::from(level)))
     });
     let level = match caller.method {
-        Method::None => json!([]),
+        Method::None | Method::Key => json!([]),
         _ => Value::Object(levels.collect()),
     };
     let vo_ids: Vec<String> = caller.vos.iter().map(|vo| vo_id(vo).to_string()).collect();

@@ -11,7 +11,7 @@ use crate::api::app::{caller_of, status_of};
 use crate::caller::Caller;
 
 /// Failure of a request.
-pub(super) struct Failed(Error);
+pub(in crate::api) struct Failed(Error);
 
 impl From<Error> for Failed {
     fn from(error: Error) -> Self {

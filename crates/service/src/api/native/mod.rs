@@ -29,9 +29,11 @@ use crate::store::{FileFilter, JobFilter};
 
 mod answer;
 mod bans;
+mod sites;
 pub mod types;
 
-use answer::{By, Failed, usage};
+pub(super) use answer::Failed;
+use answer::{By, usage};
 use types::{
     Accepted, Change, Changes, FileDetails, FileList, FileView, JobList, JobView, NewJob, Patch, Problem, Waiting,
 };
@@ -55,7 +57,23 @@ const CHANGES_EVERY: Duration = Duration::from_millis(500);
 #[derive(OpenApi)]
 #[openapi(
     info(title = "Sterna transfer service", description = "Jobs, files and changes of a Sterna transfer service."),
-    paths(submit, list, job, patch, cancel, files, file, changes, bans::list, bans::ban, bans::lift),
+    paths(
+        submit,
+        list,
+        job,
+        patch,
+        cancel,
+        files,
+        file,
+        changes,
+        bans::list,
+        bans::ban,
+        bans::lift,
+        sites::list,
+        sites::set,
+        sites::remove,
+        sites::paths
+    ),
     components(schemas(Problem))
 )]
 struct Description;
@@ -72,6 +90,9 @@ pub fn routes() -> Router<App> {
         .route("/api/v1/changes", get(changes))
         .route("/api/v1/bans", get(bans::list))
         .route("/api/v1/bans/{endpoint}", put(bans::ban).delete(bans::lift))
+        .route("/api/v1/sites", get(sites::list))
+        .route("/api/v1/sites/{name}", put(sites::set).delete(sites::remove))
+        .route("/api/v1/paths", get(sites::paths))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
 }
 

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use crate::command::{Entry, FILES_MAX, Pair, Submission};
 use crate::job::{ChecksumPolicy, Failure, File, Job, JobOptions, Moved, OverwritePolicy};
 use crate::settings::{Ban, BanKind};
+use crate::site::{SiteAccess, SiteRight};
 use crate::store::{Attempt, Feed};
 
 /// Maximum time in the queue in seconds: a year. Reason: a longer one is a mistake.
@@ -83,6 +84,8 @@ pub struct NewJob {
     pub priority: Option<u8>,
     /// The files are the hops of one file, in order.
     pub hops: bool,
+    /// Copies between hops stay. Without it, each is deleted when the next hop has arrived.
+    pub keeps_between: bool,
     /// Activity of the files that name none.
     pub activity: Option<String>,
     /// Checksums: `none`, `source`, `target` or `both`. Transfers between agents are verified by BLAKE3 besides.
@@ -181,6 +184,7 @@ impl NewJob {
             retries: self.retries,
             retry_wait_s: self.retry_wait_s,
             timeout_s: self.timeout_s,
+            deletes_between: self.hops && !self.keeps_between,
             ..JobOptions::default()
         };
         Ok(Submission {
@@ -411,7 +415,7 @@ pub const BANNED: &str = "banned";
 /// Reason why a file waits.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Waiting {
-    /// Kind: `retry`, `limit`, `banned`, `refusing` or `turn`.
+    /// Kind: `retry`, `limit`, `banned`, `absent`, `refusing` or `turn`.
     pub kind: String,
     /// Text for people.
     pub text: String,
@@ -435,6 +439,7 @@ impl Waiting {
                 of("limit", format!("{what}: {most} transfers are under way, the maximum"))
             }
             Waits::Banned(endpoint) => of(BANNED, format!("an operator has banned {endpoint}")),
+            Waits::Absent(endpoint) => of("absent", format!("no agent of {endpoint} is connected")),
             Waits::Refusing { endpoint, blocked: Blocked::Until(then) } => {
                 at("refusing", format!("{endpoint} has refused transfers; one tries it again"), *then)
             }
@@ -448,6 +453,118 @@ impl Waiting {
             },
         }
     }
+}
+
+/// Agent of a site.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct AgentView {
+    /// Fingerprint of its key.
+    pub agent: String,
+    /// It is connected to the service.
+    pub is_connected: bool,
+    /// Release, if it is connected.
+    pub release: Option<String>,
+    /// Address at which other agents reach it.
+    pub address: Option<String>,
+    /// Number of transfers that it takes part in.
+    pub transfers: u64,
+}
+
+/// Site.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct SiteView {
+    /// Host of its locations.
+    pub name: String,
+    /// Agents, by key.
+    pub agents: Vec<AgentView>,
+    /// Access; empty: every user of the service reads and writes.
+    pub access: Vec<AccessView>,
+}
+
+/// Access of a virtual organisation to a site.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AccessView {
+    /// Virtual organisation.
+    pub vo: String,
+    /// Right: `read`, or `write`, which includes it.
+    pub right: String,
+    /// Directory beneath which it holds; empty: all paths.
+    #[serde(default)]
+    pub path: String,
+}
+
+impl From<&SiteAccess> for AccessView {
+    fn from(access: &SiteAccess) -> Self {
+        let right = match access.right {
+            SiteRight::Read => "read",
+            SiteRight::Write => "write",
+        };
+        Self { vo: access.vo.clone(), right: right.to_owned(), path: access.path.clone() }
+    }
+}
+
+impl AccessView {
+    /// Returns the access. Errors: `Usage`, for another right.
+    pub fn to_access(&self) -> Result<SiteAccess, Error> {
+        let right = match self.right.as_str() {
+            "read" => SiteRight::Read,
+            "write" => SiteRight::Write,
+            other => {
+                let text = format!("the right {other:?}: expected read or write");
+                return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+            }
+        };
+        Ok(SiteAccess { vo: self.vo.clone(), right, path: self.path.clone() })
+    }
+}
+
+/// Sites.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct SiteList {
+    /// Sites, by name.
+    pub sites: Vec<SiteView>,
+}
+
+/// Agents that a site gets.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewSite {
+    /// Fingerprints, as `sterna id` prints them at each agent.
+    pub agents: Vec<String>,
+    /// Access; empty: every user of the service reads and writes.
+    #[serde(default)]
+    pub access: Vec<AccessView>,
+}
+
+/// Measurements of the path between two agents.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct PathView {
+    /// Fingerprint of the agent that sends.
+    pub source_agent: String,
+    /// Fingerprint of the agent that receives.
+    pub destination_agent: String,
+    /// Smallest round-trip time of the last transfer, in milliseconds.
+    pub rtt_ms: Option<f64>,
+    /// Fraction of packets that were lost in the last transfer that sent a thousand or more.
+    pub loss: Option<f64>,
+    /// Highest mean rate of a transfer, in bytes of files per second.
+    pub best_bytes_per_s: Option<f64>,
+    /// Mean rate of the last transfer.
+    pub last_bytes_per_s: Option<f64>,
+    /// Limit that bound the last transfer for most of its time.
+    pub limited_by: Option<String>,
+    /// Number of transfers.
+    pub transfers: u64,
+    /// Time of the last transfer, in milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+/// Paths between agents.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct PathList {
+    /// Paths, by agents.
+    pub paths: Vec<PathView>,
 }
 
 /// Failed attempt of a file.

@@ -15,7 +15,8 @@ use tokio::net::TcpListener;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::fixture::{Credential, Draft, NOW, PROXY_CERT_INFO, World, at, full, openssl, proxy_cert_info, write_pem};
-use crate::auth::{ServerFiles, Trust, server_config};
+use crate::auth::tls::server_config;
+use crate::auth::{ServerFiles, ServerTls, Trust};
 use crate::dev::Dev;
 
 const VERSIONS: [&SupportedProtocolVersion; 2] = [&rustls::version::TLS12, &rustls::version::TLS13];
@@ -36,7 +37,7 @@ fn dev() -> &'static Dev {
     static DEV: OnceLock<(TempDir, Dev)> = OnceLock::new();
     let (_, dev) = DEV.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
-        let dev = Dev::make(dir.path(), at(0)).unwrap();
+        let dev = Dev::make(dir.path(), None, at(0)).unwrap();
         (dir, dev)
     });
     dev
@@ -234,4 +235,29 @@ fn settings_refuse_files_without_certificate_or_with_another_key() {
     assert!(with(&dev.server_key, &dev.server_key).contains("has no certificate"));
     assert!(with(&dev.server_cert, &dev.server_cert).contains("has no readable private key"));
     assert!(with(&dev.server_cert, &dev.key).contains("does not fit"));
+}
+
+#[test]
+fn a_renewed_certificate_is_used_and_a_damaged_one_is_not() {
+    let world = World::new();
+    let dir = tempfile::tempdir().unwrap();
+    let files = ServerFiles { certificate: dir.path().join("cert"), key: dir.path().join("key") };
+    let write = |path: &Path, bytes: &[u8], age: u64| {
+        std::fs::write(path, bytes).unwrap();
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        file.set_modified(at(0) - std::time::Duration::from_secs(age)).unwrap();
+    };
+    let copy = |dev: &Dev, age| {
+        write(&files.certificate, &std::fs::read(&dev.server_cert).unwrap(), age);
+        write(&files.key, &std::fs::read(&dev.server_key).unwrap(), age);
+    };
+    copy(dev(), 30);
+    let tls = ServerTls::open(files.clone(), Arc::new(world.trust())).unwrap();
+    let first = tls.current();
+    assert!(Arc::ptr_eq(&tls.after_a_look(), &first), "nothing has changed");
+    write(&files.certificate, b"half of a certificate", 20);
+    assert!(Arc::ptr_eq(&tls.after_a_look(), &first), "it cannot be used");
+    let renewed = tempfile::tempdir().unwrap();
+    copy(&Dev::make(renewed.path(), None, at(0)).unwrap(), 10);
+    assert!(!Arc::ptr_eq(&tls.after_a_look(), &first));
 }

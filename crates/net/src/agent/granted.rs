@@ -1,0 +1,92 @@
+//! Rights of a session: its peer has them, or has them together with another one, or a transfer service grants them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sterna_proto::session::{GrantedAccess, Hello, Request, SignedGrant};
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+
+use super::{Admission, Shared};
+use crate::identity::{Fingerprint, Grant, Rights};
+
+/// Time by which the clocks of a service and of an agent may differ, in seconds. Guess: hosts without NTP.
+const CLOCKS_DIFFER_MAX: u64 = 300;
+
+/// Claim of a peer to the rights of its session.
+#[derive(Clone)]
+pub(super) enum Claim {
+    /// The rights of its key.
+    Own,
+    /// The rights that its key and another one have.
+    OnBehalfOf(Fingerprint),
+    /// A grant of a transfer service.
+    Granted {
+        /// Grant.
+        grant: Box<SignedGrant>,
+        /// True if the session runs: the grant may have expired.
+        is_running: bool,
+    },
+}
+
+impl Claim {
+    /// Returns the claim in a hello. `is_running`: its session runs.
+    pub(super) fn of(hello: &Hello, is_running: bool) -> Self {
+        match (&hello.grant, hello.on_behalf_of) {
+            (Some(grant), _) => Self::Granted { grant: grant.clone(), is_running },
+            (None, Some(other)) => Self::OnBehalfOf(Fingerprint(other)),
+            (None, None) => Self::Own,
+        }
+    }
+}
+
+impl Shared {
+    /// Returns the rights that a transfer service has granted to a peer. Errors: `Untrusted`, `Denied`.
+    pub(super) fn granted_by_service(
+        &self,
+        peer: &Fingerprint,
+        signed: &SignedGrant,
+        request: &Request,
+        is_running: bool,
+    ) -> Result<Grant, Error> {
+        let grant = &signed.grant;
+        let service = Fingerprint(grant.service);
+        let refused = |kind, text: String| Error::new(kind, Scope::Service, Phase::Prepare, text);
+        let key = self.services.lock().values().find(|key| key.fingerprint() == service).copied();
+        let key = key.ok_or_else(|| {
+            let text = format!("a grant of the service {service}, to which this agent is not connected yet");
+            refused(ErrorKind::Untrusted, text).retry(Retry::After)
+        })?;
+        key.verify(&grant.signed_bytes(), &signed.signature)?;
+        if grant.holder != peer.0 || grant.at != self.identity.fingerprint().0 {
+            let text = format!("a grant for another pair of agents than {} and this one", peer.short());
+            return Err(refused(ErrorKind::Untrusted, text));
+        }
+        if !is_running && grant.expires.saturating_add(CLOCKS_DIFFER_MAX) < seconds_since_1970() {
+            let text = "the grant of the service has expired, or the clocks of the hosts differ".to_owned();
+            return Err(refused(ErrorKind::Denied, text).retry(Retry::After));
+        }
+        if !grant.allows(request) {
+            let text = "the grant of the service is for another path or direction".to_owned();
+            return Err(refused(ErrorKind::Denied, text));
+        }
+        let rights = match grant.access {
+            GrantedAccess::Read => Rights::Read,
+            GrantedAccess::Write => Rights::ReadWrite,
+            GrantedAccess::ReadDelete => Rights::Manage,
+        };
+        Ok(self.grant_of_service(&service).and(&Grant::everywhere(rights)))
+    }
+
+    /// Returns the rights of a transfer service from which this agent takes work: all, unless the operator lists less. To
+    /// delete is one of them: a service that replaces files could empty them.
+    pub(super) fn grant_of_service(&self, service: &Fingerprint) -> Grant {
+        let listed = match &self.admission {
+            Admission::Listed(list) => list.ask(service).grant,
+            Admission::Anybody | Admission::Granted => None,
+        };
+        listed.unwrap_or_else(|| Grant::everywhere(Rights::Manage))
+    }
+}
+
+fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

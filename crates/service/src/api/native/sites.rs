@@ -1,0 +1,127 @@
+//! Sites and their agents, at `/api/v1/sites`: a site is the host of locations, and agents serve it. Paths between
+//! agents, at `/api/v1/paths`.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use sterna_net::identity::Fingerprint;
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use super::answer::{By, Failed, usage};
+use super::types::{AccessView, AgentView, NewSite, PathList, PathView, Problem, SiteList, SiteView};
+use crate::api::app::App;
+use crate::caller::{Level, Operation};
+use crate::paths::{PathEnds, PathRecord};
+use crate::site::{Site, SiteSettings};
+
+/// Maximum number of agents of a site. Reason: a data centre has some tens of transfer hosts.
+const AGENTS_MAX: usize = 256;
+
+/// Lists the sites, by name, with their agents.
+#[utoipa::path(
+    get,
+    path = "/api/v1/sites",
+    responses((status = 200, body = SiteList), (status = 403, body = Problem))
+)]
+pub(super) async fn list(By(caller): By, State(app): State<App>) -> Result<Json<SiteList>, Failed> {
+    caller.check_level(Operation::Config, Level::Vo)?;
+    let connected = app.service.agents();
+    let agent = |key: &Fingerprint| {
+        let state = connected.iter().find(|state| state.agent == *key);
+        AgentView {
+            agent: key.to_string(),
+            is_connected: state.is_some(),
+            release: state.map(|state| state.release.clone()),
+            address: state.and_then(|state| state.address.clone()),
+            transfers: state.map_or(0, |state| state.transfers as u64),
+        }
+    };
+    let applied = app.service.applied();
+    let view = |(name, site): (&String, &Site)| SiteView {
+        name: name.clone(),
+        agents: site.agents.iter().map(agent).collect(),
+        access: site.access.iter().map(AccessView::from).collect(),
+    };
+    Ok(Json(SiteList { sites: applied.sites.iter().map(view).collect() }))
+}
+
+/// Sets the agents of a site, and which virtual organisations may use it.
+#[utoipa::path(
+    put,
+    path = "/api/v1/sites/{name}",
+    params(("name" = String, Path, description = "Host of the locations at the site, without a port")),
+    request_body = NewSite,
+    responses(
+        (status = 204, description = "The site has these agents"),
+        (status = 400, body = Problem),
+        (status = 403, body = Problem),
+    )
+)]
+pub(super) async fn set(
+    By(caller): By,
+    State(app): State<App>,
+    Path(name): Path<String>,
+    body: Bytes,
+) -> Result<StatusCode, Failed> {
+    caller.check_level(Operation::Config, Level::All)?;
+    let new: NewSite = serde_json::from_slice(&body).map_err(|e| usage(format!("the site is not understood: {e}")))?;
+    if new.agents.is_empty() || new.agents.len() > AGENTS_MAX {
+        return Err(usage(format!("{} agents: a site has 1 to {AGENTS_MAX}", new.agents.len())).into());
+    }
+    let agents = new.agents.iter().map(|agent| agent.parse::<Fingerprint>().map_err(|e| usage(e.to_string())));
+    let mut agents: Vec<Fingerprint> = agents.collect::<Result<_, _>>()?;
+    agents.sort_unstable();
+    agents.dedup();
+    let agents = agents.iter().map(Fingerprint::to_string).collect();
+    let access = new.access.iter().map(AccessView::to_access).collect::<Result<_, _>>()?;
+    app.service.set_site(&caller, &name, Some(&SiteSettings { agents, access })).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Removes a site. Its files wait until it has an agent again.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/sites/{name}",
+    params(("name" = String, Path, description = "Host of the locations at the site, without a port")),
+    responses(
+        (status = 204, description = "The site has no agents"),
+        (status = 403, body = Problem),
+        (status = 404, body = Problem),
+    )
+)]
+pub(super) async fn remove(
+    By(caller): By,
+    State(app): State<App>,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Failed> {
+    caller.check_level(Operation::Config, Level::All)?;
+    if !app.service.applied().sites.contains_key(&name) {
+        let text = format!("there is no site {name}");
+        return Err(Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text).into());
+    }
+    app.service.set_site(&caller, &name, None).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lists the measurements of paths between agents.
+#[utoipa::path(
+    get,
+    path = "/api/v1/paths",
+    responses((status = 200, body = PathList), (status = 403, body = Problem))
+)]
+pub(super) async fn paths(By(caller): By, State(app): State<App>) -> Result<Json<PathList>, Failed> {
+    caller.check_level(Operation::Config, Level::Vo)?;
+    let view = |(ends, record): (PathEnds, PathRecord)| PathView {
+        source_agent: ends.source.to_string(),
+        destination_agent: ends.destination.to_string(),
+        rtt_ms: record.rtt_ms,
+        loss: record.loss,
+        best_bytes_per_s: record.best_bytes_per_s,
+        last_bytes_per_s: record.last_bytes_per_s,
+        limited_by: record.limited_by,
+        transfers: record.transfers,
+        at_ms: record.at,
+    };
+    Ok(Json(PathList { paths: app.service.paths().into_iter().map(view).collect() }))
+}

@@ -1,0 +1,293 @@
+//! Agents of the runner: where a transfer runs, the orders for it, and what becomes of it when an agent is lost.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use sterna_net::identity::Fingerprint;
+use sterna_proto::session::{Grant, GrantedAccess, SignedGrant};
+use sterna_proto::{Error, ErrorKind, Location, Phase, Retry, Scope};
+use sterna_sched::queue::FileNumber;
+use sterna_sched::scheduler::{Link, Name};
+use sterna_sched::state::FileState;
+use tracing::{info, warn};
+
+use super::{Runner, cancelled};
+use crate::command::site_of;
+use crate::job::{File, Moved, Task};
+use crate::paths::PathEnds;
+use crate::service::{AgentState, Running, now};
+use crate::settings::{kind, read};
+use crate::store::{Change, Changed, Event};
+use crate::worker::{Assignment, Connection, End, Key, Order, Other, ToAgent, Unpaired, to_base64};
+
+/// Time for which a grant starts sessions, in seconds. Reason: an agent starts its session at once, and a restarted one
+/// of a long transfer soon after. A transfer whose grant has expired gets another one with its next attempt.
+const GRANT_SECONDS: u64 = 3600;
+
+/// Place where a transfer runs.
+pub(super) enum Placement {
+    /// In this process.
+    Embedded,
+    /// At agents.
+    Agents(Assignment),
+    /// Nowhere: it fails.
+    Nowhere(Error),
+}
+
+impl Placement {
+    /// Returns the worker; `None`: this process.
+    pub(super) fn worker(&self) -> Option<&Arc<str>> {
+        self.assignment().map(|assignment| &assignment.worker)
+    }
+
+    /// Returns the agents.
+    pub(super) fn assignment(&self) -> Option<&Assignment> {
+        match self {
+            Self::Agents(assignment) => Some(assignment),
+            Self::Embedded | Self::Nowhere(_) => None,
+        }
+    }
+}
+
+impl Running {
+    /// Returns true if this start of the transfer is at this worker.
+    pub(super) fn is_start(&self, worker: &Arc<str>, key: Key) -> bool {
+        self.worker == *worker && self.file.starts == key.start
+    }
+}
+
+impl Runner {
+    /// Returns the place where a transfer of a link runs. Agents count it from here on.
+    pub(super) fn place(&mut self, link: &Link) -> Placement {
+        let failed = |kind, retry, text: String| {
+            Placement::Nowhere(Error::new(kind, Scope::Service, Phase::Prepare, text).retry(retry))
+        };
+        let absent =
+            |site: &str| failed(ErrorKind::Unreachable, Retry::After, format!("no agent of {site} is connected"));
+        let assignment = match (site_of(&link.source), site_of(&link.destination)) {
+            (None, None) => return Placement::Embedded,
+            (Some(source), Some(destination)) => {
+                match self.agents.pair(self.members(source), self.members(destination)) {
+                    Ok(pair) => pair,
+                    Err(Unpaired::Absent(End::Source)) => return absent(source),
+                    Err(Unpaired::Absent(End::Destination)) => return absent(destination),
+                    Err(Unpaired::Same) => {
+                        let text = format!("{source} and {destination} have one agent, which cannot send to itself");
+                        return failed(ErrorKind::Usage, Retry::Never, text);
+                    }
+                    Err(Unpaired::Unreachable) => {
+                        let text = format!(
+                            "no agent of {source} and {destination} has an address for the other: start one with \
+                             --reachable-at"
+                        );
+                        return failed(ErrorKind::Unreachable, Retry::After, text);
+                    }
+                }
+            }
+            (Some(site), None) => match self.agents.single(self.members(site), End::Source) {
+                Some(single) => single,
+                None => return absent(site),
+            },
+            (None, Some(site)) => match self.agents.single(self.members(site), End::Destination) {
+                Some(single) => single,
+                None => return absent(site),
+            },
+        };
+        self.agents.take(&assignment);
+        Placement::Agents(assignment)
+    }
+
+    /// Gives back a place that is not used.
+    pub(super) fn release(&mut self, placement: &Placement) {
+        placement.assignment().into_iter().for_each(|assignment| self.agents.release(assignment));
+    }
+
+    /// Returns the agents of a site.
+    fn members(&self, site: &str) -> &[Fingerprint] {
+        self.applied.sites.get(site).map_or(&[], |site| site.agents.as_slice())
+    }
+
+    /// Returns the order for a transfer. Errors: `Usage`, for a location that agents do not understand.
+    pub(super) fn order(&self, task: Task, assignment: &Assignment) -> Result<Order, Error> {
+        let Assignment { agent, end, peer, .. } = assignment;
+        let Some(peer) = peer else { return Ok(Order { task, end: *end, other: Other::Web }) };
+        let (there, access) = match end {
+            End::Source => (&task.destination, GrantedAccess::Write),
+            End::Destination if task.deletes_source => (&task.source, GrantedAccess::ReadDelete),
+            End::Destination => (&task.source, GrantedAccess::Read),
+        };
+        let Location::Remote(there) = Location::parse(OsStr::new(there))? else {
+            let text = format!("{there} is not at an agent");
+            return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        };
+        let grant = Grant {
+            service: self.identity.fingerprint().0,
+            holder: agent.0,
+            at: peer.agent.0,
+            access,
+            path: there.path,
+            expires: u64::try_from(now().0 / 1000).unwrap_or(0) + GRANT_SECONDS,
+        };
+        let signature = self.identity.sign(&grant.signed_bytes());
+        let other = Other::Agent {
+            address: peer.address.clone(),
+            key: peer.agent.to_string(),
+            grant: to_base64(&SignedGrant { grant, signature }.encode()),
+        };
+        Ok(Order { task, end: *end, other })
+    }
+
+    /// Records the connection of an agent. Returns its transfers that have got lost.
+    pub(super) fn handle_connected(&mut self, worker: &Arc<str>, connection: Connection) -> Vec<Running> {
+        let sites: Vec<String> = self.applied.sites_of(&connection.agent).into_iter().map(str::to_owned).collect();
+        info!("agent {} of {} is connected, release {}", connection.agent, sites.join(", "), connection.release);
+        let at_agent: HashSet<Key> = connection.running.iter().copied().collect();
+        let earlier = self.agents.handle_connected(worker, connection);
+        let welcome = ToAgent::Welcome { key: to_base64(&self.identity.public_key().0), sites };
+        self.agents.send(worker, welcome);
+        // An earlier run of the agent has ended, with all its transfers.
+        let mut lost = self.of_workers(&earlier);
+        let mut running = self.service.shared.running.lock();
+        let mine = running.values().filter(|running| running.worker == *worker);
+        let known: Vec<(Key, bool)> = mine.map(|one| (key_of(one), one.is_cancelled)).collect();
+        for (key, is_cancelled) in &known {
+            match at_agent.contains(key) {
+                true if *is_cancelled => self.agents.send(worker, ToAgent::Cancel { key: *key }),
+                true => {}
+                // The order did not arrive.
+                false => lost.extend(running.remove(&key.number())),
+            }
+        }
+        drop(running);
+        let known: HashSet<Key> = known.into_iter().map(|(key, _)| key).collect();
+        for key in at_agent.difference(&known) {
+            // It was cancelled, or given to another worker, while the agent was away.
+            self.agents.send(worker, ToAgent::Cancel { key: *key });
+        }
+        self.refresh_agents();
+        lost
+    }
+
+    /// Removes the transfers of workers from those under way.
+    pub(super) fn of_workers(&mut self, workers: &[Arc<str>]) -> Vec<Running> {
+        if workers.is_empty() {
+            return Vec::new();
+        }
+        let mut running = self.service.shared.running.lock();
+        let is_lost = |one: &Running| workers.contains(&one.worker);
+        let lost: Vec<FileNumber> = running.iter().filter(|(_, one)| is_lost(one)).map(|(number, _)| *number).collect();
+        lost.iter().filter_map(|number| running.remove(number)).collect()
+    }
+
+    /// Lets transfers of lost workers start again. That is no failed attempt.
+    pub(super) async fn reclaim(&mut self, lost: Vec<Running>) {
+        if lost.is_empty() {
+            return;
+        }
+        warn!("{} transfers of agents that are away or were restarted start again", lost.len());
+        let at = now();
+        let again = |running: &Running| Change {
+            file: running.file.number,
+            from: FileState::Active,
+            of_worker: Some(running.worker.to_string()),
+            what: Event::Retries { failure: None, moved: running.file.moved.clone(), not_before: at },
+            at,
+        };
+        let changed = self.change(lost.iter().map(again).collect()).await;
+        for (running, changed) in lost.iter().zip(changed) {
+            running.assignment.iter().for_each(|assignment| self.agents.release(assignment));
+            self.free(running.file.number, &cancelled());
+            if let Changed::Done { file, .. } = changed {
+                self.queue(std::slice::from_ref(&file));
+            }
+        }
+    }
+
+    /// Records endpoints at agents, and if they have an agent.
+    pub(super) fn add_sites(&mut self, files: &[File]) {
+        for file in files {
+            for endpoint in [&file.new.source_endpoint, &file.new.destination_endpoint] {
+                if site_of(endpoint).is_some() && !self.sites.contains(endpoint.as_str()) {
+                    let endpoint = Name::from(endpoint.as_str());
+                    self.sites.insert(Arc::clone(&endpoint));
+                    self.refresh_site(&endpoint);
+                }
+            }
+        }
+    }
+
+    fn refresh_site(&self, endpoint: &Name) {
+        let is_absent = site_of(endpoint).is_some_and(|site| !self.agents.has_any(self.members(site)));
+        self.service.shared.scheduler.lock().set_absent(endpoint, is_absent);
+    }
+
+    /// Follows a change of the agents: which endpoints have one.
+    pub(super) fn refresh_agents(&self) {
+        self.sites.iter().for_each(|endpoint| self.refresh_site(endpoint));
+    }
+
+    /// Shows the agents to the interfaces, if they or their loads have changed.
+    pub(super) fn show_agents(&mut self) {
+        if !self.agents.take_changed() {
+            return;
+        }
+        let state = |(connection, transfers): (&Connection, usize)| AgentState {
+            agent: connection.agent,
+            release: connection.release.clone(),
+            address: connection.address.clone(),
+            transfers,
+        };
+        let mut states: Vec<AgentState> = self.agents.all_connected().map(state).collect();
+        states.sort_by_key(|state| state.agent);
+        *self.service.shared.agents.lock() = states;
+    }
+
+    /// Reads the measurements of paths.
+    pub(super) async fn read_paths(&self) {
+        let stored = self.insist("read measurements of paths", async || self.store().settings(kind::PATH).await).await;
+        let known = stored.iter().filter_map(|setting| Some((PathEnds::by_name(&setting.name)?, read(setting)?)));
+        *self.service.shared.paths.lock() = known.collect();
+    }
+
+    /// Adds a transfer to the measurements of its path.
+    pub(super) fn handle_measured(&mut self, path: &PathEnds, moved: &Moved) {
+        self.service.shared.paths.lock().entry(*path).or_default().add(moved, now().0);
+        self.changed_paths.insert(*path);
+    }
+
+    /// Stores the measurements that have changed. Those of the last second may be lost in a crash.
+    pub(super) async fn store_paths(&mut self) {
+        for path in std::mem::take(&mut self.changed_paths) {
+            let record = self.service.shared.paths.lock().get(&path).map(serde_json::to_value);
+            let Some(Ok(record)) = record else { continue };
+            if let Err(error) = self.store().set(kind::PATH, &path.name(), Some(record), None).await {
+                warn!("store measurements of a path: {}", error.chain());
+                self.changed_paths.insert(path);
+                return;
+            }
+        }
+    }
+
+    /// Follows a change of the settings: agents of a site.
+    pub(super) fn follow_settings(&mut self) {
+        let applied = self.service.applied();
+        if !Arc::ptr_eq(&applied, &self.applied) {
+            self.applied = applied;
+            self.refresh_agents();
+        }
+    }
+}
+
+/// Returns the path between the agents of a transfer; `None`: only one end is at an agent.
+pub(super) fn path_of(assignment: &Assignment) -> Option<PathEnds> {
+    let (agent, peer) = (assignment.agent, assignment.peer.as_ref()?.agent);
+    Some(match assignment.end {
+        End::Source => PathEnds { source: agent, destination: peer },
+        End::Destination => PathEnds { source: peer, destination: agent },
+    })
+}
+
+fn key_of(running: &Running) -> Key {
+    Key { file: running.file.number.0, start: running.file.starts }
+}

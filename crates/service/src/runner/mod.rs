@@ -1,0 +1,541 @@
+//! Runner: owns the order of events of the service.
+//!
+//! One task reads files that wait from the store, starts those that the scheduler chooses, and handles the reports of
+//! workers. Every change goes to the store first and then to the scheduler, so that a crash in between loses nothing:
+//! the next start reads the store. Refuses to move bytes: workers do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna_net::identity::Identity;
+use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Scope};
+use sterna_sched::queue::{FileNumber, QueuedFile};
+use sterna_sched::replica::Strategy;
+use sterna_sched::retry::{Next, RetryRules, Tried, after_failure};
+use sterna_sched::scheduler::{Link, Name, QueueName};
+use sterna_sched::state::FileState;
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+use crate::job::{Failure, File, JobOptions, Moved, Task};
+use crate::paths::PathEnds;
+use crate::service::{Order, Running, Service, link_of, now};
+use crate::settings::Applied;
+use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Store};
+use crate::worker::{AgentReports, Agents, Embedded, Key, Report, Reports, ToAgent, agent_of};
+
+mod agents;
+
+use agents::{Placement, path_of};
+
+/// Time after which the runner looks at retries and expiry times, without another event.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Maximum number of files that are read from the store at once. Reason: some MB of memory.
+const READ_TOGETHER_MAX: u32 = 5000;
+
+/// Maximum number of reports that are handled in one transaction.
+const REPORTS_TOGETHER_MAX: usize = 500;
+
+/// Time after its end at which a job goes to the archive. Source: FTS3 keeps a week at hand.
+const ARCHIVE_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Maximum number of jobs that go to the archive in one turn. Reason: other writes wait meanwhile.
+const ARCHIVED_TOGETHER_MAX: u32 = 100;
+
+/// Time after which a store that refused a change is asked again.
+const STORE_RETRY: Duration = Duration::from_secs(1);
+
+/// Maximum number of reports of agents that wait. Reason: an agent that sends more waits, and keeps no other one from
+/// its turn for long.
+const AGENT_REPORTS_MAX: usize = 1024;
+
+/// Part of the service that runs until the process ends.
+pub struct Runner {
+    service: Arc<Service>,
+    orders: mpsc::UnboundedReceiver<Order>,
+    reports: mpsc::UnboundedReceiver<(Arc<str>, Report)>,
+    agent_reports: mpsc::Receiver<(Arc<str>, Report)>,
+    /// Sender of reports of this process.
+    reporter: Reports,
+    embedded: Embedded,
+    agents: Agents,
+    /// Signs grants.
+    identity: Identity,
+    /// Endpoints at agents that have had files.
+    sites: BTreeSet<Name>,
+    /// Settings at the last turn.
+    applied: Arc<Applied>,
+    /// Paths whose measurements have changed since they were stored.
+    changed_paths: BTreeSet<PathEnds>,
+    /// Last file that was read from the store.
+    read: FileNumber,
+}
+
+/// Transfer that has ended.
+struct Ended {
+    key: Key,
+    running: Running,
+    moved: Moved,
+    failure: Option<Error>,
+}
+
+impl Runner {
+    /// Creates a service on a store, its runner, and the way of agents to the runner. The identity signs grants.
+    pub fn new(store: Arc<dyn Store>, identity: Identity, host: String) -> (Arc<Service>, Self, AgentReports) {
+        let (service, orders) = Service::new(store, host);
+        let (reporter, reports) = mpsc::unbounded_channel();
+        let (agent_reporter, agent_reports) = mpsc::channel(AGENT_REPORTS_MAX);
+        let name: Arc<str> = format!("embedded-{}", Uuid::new_v4().simple()).into();
+        let runner = Self {
+            service: Arc::clone(&service),
+            orders,
+            reports,
+            agent_reports,
+            reporter: reporter.clone(),
+            embedded: Embedded::new(name, reporter),
+            agents: Agents::default(),
+            identity,
+            sites: BTreeSet::new(),
+            applied: Arc::default(),
+            changed_paths: BTreeSet::new(),
+            read: FileNumber(0),
+        };
+        (service, runner, agent_reporter)
+    }
+
+    /// Runs until the service is dropped.
+    pub async fn run(mut self) {
+        self.insist("read settings", async || self.service.apply_settings().await).await;
+        self.read_paths().await;
+        self.recover().await;
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut reports, mut of_agents) = (Vec::new(), Vec::new());
+        loop {
+            let service = Arc::clone(&self.service);
+            tokio::select! {
+                () = service.added.notified() => {}
+                Some(order) = self.orders.recv() => self.handle_order(order).await,
+                _ = self.reports.recv_many(&mut reports, REPORTS_TOGETHER_MAX) => {
+                    self.handle_reports(std::mem::take(&mut reports)).await;
+                }
+                count = self.agent_reports.recv_many(&mut of_agents, REPORTS_TOGETHER_MAX), if !self.agent_reports.is_closed() => {
+                    if count > 0 {
+                        self.handle_reports(std::mem::take(&mut of_agents)).await;
+                    }
+                }
+                _ = tick.tick() => self.handle_tick().await,
+            }
+            self.follow_settings();
+            self.read_added().await;
+            self.start().await;
+            self.show_agents();
+        }
+    }
+
+    fn store(&self) -> &Arc<dyn Store> {
+        self.service.store()
+    }
+
+    /// Repeats an access to the store until it succeeds: without the store nothing can go on.
+    async fn insist<T, F>(&self, what: &str, access: F) -> T
+    where
+        F: AsyncFn() -> Result<T, Error>,
+    {
+        loop {
+            match access().await {
+                Ok(value) => return value,
+                Err(e) => {
+                    error!("{what}: {}; trying again in {STORE_RETRY:?}", e.chain());
+                    tokio::time::sleep(STORE_RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn change(&self, changes: Vec<Change>) -> Vec<Changed> {
+        if changes.is_empty() {
+            return Vec::new();
+        }
+        self.insist("change files", async || self.store().change(changes.clone()).await).await
+    }
+
+    async fn files(&self, filter: FileFilter) -> Vec<File> {
+        self.insist("read files", async || self.store().files(filter.clone()).await).await
+    }
+
+    /// Takes over the transfers of the last run: those at agents go on, and those of other workers, which do not exist
+    /// any more, start again.
+    async fn recover(&mut self) {
+        let active = self.files(FileFilter { states: vec![FileState::Active], ..FileFilter::default() }).await;
+        let is_at_agent = |file: &File| file.worker.as_deref().is_some_and(|worker| agent_of(worker).is_some());
+        let (at_agents, lost): (Vec<File>, Vec<File>) = active.into_iter().partition(is_at_agent);
+        if !lost.is_empty() || !at_agents.is_empty() {
+            let (lost, kept) = (lost.len(), at_agents.len());
+            info!("transfers under way when the service ended: {lost} start again, {kept} go on at agents");
+        }
+        let at = now();
+        let again = |file: File| Change {
+            file: file.number,
+            from: FileState::Active,
+            of_worker: file.worker,
+            what: Event::Retries { failure: None, moved: file.moved, not_before: at },
+            at,
+        };
+        self.change(lost.into_iter().map(again).collect()).await;
+        let options = self.options_of(&at_agents).await;
+        for file in at_agents {
+            let Some(options) = options.get(&file.job).map(Arc::clone) else { continue };
+            let Some(worker) = file.worker.as_deref().map(Arc::<str>::from) else { continue };
+            self.agents.expect(&worker, Instant::now());
+            self.service.shared.scheduler.lock().handle_running(queue_of(&file), queued(&file));
+            let running = Running { options, worker, assignment: None, bytes: 0, is_cancelled: false, file };
+            self.service.shared.running.lock().insert(running.file.number, running);
+        }
+    }
+
+    /// Reads files that were added to the store.
+    async fn read_added(&mut self) {
+        loop {
+            let filter = FileFilter {
+                states: vec![FileState::Waiting],
+                after: Some(self.read),
+                limit: Some(READ_TOGETHER_MAX),
+                ..FileFilter::default()
+            };
+            let files = self.files(filter).await;
+            let Some(last) = files.last() else { return };
+            self.read = last.number;
+            let is_all = files.len() < READ_TOGETHER_MAX as usize;
+            self.queue(&files);
+            if is_all {
+                return;
+            }
+        }
+    }
+
+    /// Puts files that wait into their queues.
+    fn queue(&mut self, files: &[File]) {
+        self.add_sites(files);
+        let mut scheduler = self.service.shared.scheduler.lock();
+        let at = now();
+        for file in files {
+            scheduler.handle_queued(queue_of(file), queued(file), at);
+        }
+    }
+
+    /// Starts the files that the scheduler chooses.
+    async fn start(&mut self) {
+        let starts = self.service.shared.scheduler.lock().poll(now());
+        if starts.is_empty() {
+            return;
+        }
+        let at = now();
+        let mut placed = Vec::with_capacity(starts.len());
+        for start in &starts {
+            let placement = self.place(&start.queue.link);
+            let worker = placement.worker().unwrap_or_else(|| self.embedded.name()).to_string();
+            let what = Event::Starts { worker, rationale: start.rationale.clone() };
+            let change = Change { file: start.file, from: FileState::Waiting, of_worker: None, what, at };
+            placed.push((placement, change));
+        }
+        let changes = placed.iter().map(|(_, change)| change.clone()).collect();
+        let changed = self.change(changes).await;
+        let mut files = Vec::new();
+        for ((placement, change), changed) in placed.into_iter().zip(changed) {
+            match changed {
+                Changed::Done { file, .. } => files.push((*file, placement)),
+                // It was cancelled meanwhile, or held.
+                Changed::Conflict => {
+                    self.release(&placement);
+                    self.free(change.file, &cancelled());
+                }
+            }
+        }
+        let numbers: Vec<File> = files.iter().map(|(file, _)| file.clone()).collect();
+        let options = self.options_of(&numbers).await;
+        for (file, placement) in files {
+            let Some(options) = options.get(&file.job).map(Arc::clone) else { continue };
+            self.start_one(file, options, placement);
+        }
+    }
+
+    /// Returns the options of the jobs of files.
+    async fn options_of(&self, files: &[File]) -> BTreeMap<Uuid, Arc<JobOptions>> {
+        let mut ids: Vec<Uuid> = files.iter().map(|file| file.job).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        if ids.is_empty() {
+            return BTreeMap::new();
+        }
+        let filter = JobFilter { ids, ..JobFilter::default() };
+        let jobs = self.insist("read jobs", async || self.store().jobs(filter.clone()).await).await;
+        jobs.into_iter().map(|job| (job.new.id, Arc::new(job.new.options))).collect()
+    }
+
+    fn start_one(&mut self, file: File, options: Arc<JobOptions>, placement: Placement) {
+        let task = Task {
+            file: file.number.0,
+            start: file.starts,
+            attempt: file.failures + 1,
+            // The first hop has the source of the user.
+            deletes_source: options.deletes_between && file.new.entry > 0,
+            source: file.new.source.clone(),
+            destination: file.new.destination.clone(),
+            size: file.new.size,
+            checksum: file.new.checksum.clone(),
+            options: (*options).clone(),
+        };
+        let worker = placement.worker().unwrap_or_else(|| self.embedded.name());
+        let (worker, key) = (Arc::clone(worker), Key::of(&task));
+        let assignment = placement.assignment().cloned();
+        let running = Running { file, options, worker, assignment, bytes: 0, is_cancelled: false };
+        self.service.shared.running.lock().insert(running.file.number, running);
+        let failure = match placement {
+            Placement::Embedded => return self.embedded.start(task),
+            Placement::Agents(assignment) => match self.order(task, &assignment) {
+                Ok(order) => return self.agents.send(&assignment.worker, ToAgent::Run(Box::new(order))),
+                Err(error) => (assignment.worker, error),
+            },
+            Placement::Nowhere(error) => (Arc::clone(self.embedded.name()), error),
+        };
+        let (worker, failure) = failure;
+        let ended = Report::Ended { key, moved: Moved::default(), failure: Some(failure) };
+        // The runner itself receives.
+        let _ = self.reporter.send((worker, ended));
+    }
+
+    /// Frees the place of a file that does not run.
+    fn free(&self, file: FileNumber, error: &Error) {
+        self.service.shared.scheduler.lock().handle_ended(file, Err(error), None, now());
+    }
+
+    async fn handle_order(&mut self, order: Order) {
+        match order {
+            Order::Waiting(files) => self.queue(&files),
+            Order::Cancelled(files) => files.into_iter().for_each(|file| self.cancel(file)),
+            Order::Reordered(job) => {
+                let waiting = vec![FileState::Waiting];
+                let files = self.files(FileFilter { jobs: vec![job], states: waiting, ..FileFilter::default() }).await;
+                let read = self.read;
+                let known: Vec<File> = files.into_iter().filter(|file| file.number <= read).collect();
+                let mut scheduler = self.service.shared.scheduler.lock();
+                let removed = |file: &File| scheduler.handle_cancelled(file.number);
+                let again: Vec<File> = known.into_iter().filter(removed).collect();
+                drop(scheduler);
+                self.queue(&again);
+            }
+        }
+    }
+
+    /// Stops a file. One that is under way frees its place when its worker reports the end.
+    fn cancel(&self, number: FileNumber) {
+        if self.service.shared.scheduler.lock().handle_cancelled(number) {
+            return;
+        }
+        let mut running = self.service.shared.running.lock();
+        let Some(running) = running.get_mut(&number) else { return };
+        running.is_cancelled = true;
+        let key = Key { file: number.0, start: running.file.starts };
+        match agent_of(&running.worker) {
+            Some(_) => self.agents.send(&running.worker, ToAgent::Cancel { key }),
+            None => self.embedded.cancel(key),
+        }
+    }
+
+    /// Handles reports, in their order.
+    async fn handle_reports(&mut self, reports: Vec<(Arc<str>, Report)>) {
+        let (mut ended, mut lost) = (Vec::new(), Vec::new());
+        for (worker, report) in reports {
+            match report {
+                Report::Progress(transfers) => self.handle_progress(&worker, transfers),
+                Report::Ended { key, moved, failure } => match self.take_running(&worker, key) {
+                    Some(running) => ended.push(Ended { key, running, moved, failure }),
+                    // It was given to another worker, or ended long ago.
+                    None => self.agents.send(&worker, ToAgent::Recorded { key }),
+                },
+                Report::Connected(connection) => lost.extend(self.handle_connected(&worker, *connection)),
+                Report::Disconnected(connection) => {
+                    self.agents.handle_disconnected(&worker, connection, Instant::now());
+                    self.refresh_agents();
+                }
+            }
+        }
+        self.record(ended).await;
+        self.reclaim(lost).await;
+    }
+
+    fn handle_progress(&self, worker: &Arc<str>, transfers: Vec<(Key, u64)>) {
+        let mut running = self.service.shared.running.lock();
+        for (key, bytes) in transfers {
+            if let Some(running) = running.get_mut(&key.number()).filter(|running| running.is_start(worker, key)) {
+                running.bytes = bytes;
+            }
+        }
+    }
+
+    /// Removes a transfer that has ended from those under way; `None`: this start of it is not under way there.
+    fn take_running(&mut self, worker: &Arc<str>, key: Key) -> Option<Running> {
+        let mut all = self.service.shared.running.lock();
+        all.get(&key.number()).filter(|running| running.is_start(worker, key))?;
+        let running = all.remove(&key.number())?;
+        drop(all);
+        running.assignment.iter().for_each(|assignment| self.agents.release(assignment));
+        Some(running)
+    }
+
+    /// Records the ends of transfers.
+    async fn record(&mut self, ended: Vec<Ended>) {
+        let mut changes = Vec::with_capacity(ended.len());
+        for Ended { running, moved, failure, .. } in &ended {
+            let what = match failure {
+                None => Event::Finishes { moved: moved.clone() },
+                Some(error) => self.after(running, error, moved.clone()).await,
+            };
+            let of_worker = Some(running.worker.to_string());
+            changes.push(Change { file: running.file.number, from: FileState::Active, of_worker, what, at: now() });
+        }
+        let changed = self.change(changes).await;
+        for (Ended { key, running, moved, failure }, changed) in ended.iter().zip(changed) {
+            self.agents.send(&running.worker, ToAgent::Recorded { key: *key });
+            self.handle_end(running, moved, failure.as_ref());
+            if let Changed::Done { file, waiting, job } = changed {
+                if let Some(state) = job.filter(|state| state.is_final()) {
+                    info!("job {}: {}", file.job, state.name());
+                }
+                self.queue(&waiting);
+                if file.state == FileState::Waiting {
+                    self.queue(std::slice::from_ref(&file));
+                }
+            }
+        }
+    }
+
+    /// Records the end of a transfer in the scheduler and the statistics.
+    fn handle_end(&mut self, running: &Running, moved: &Moved, failure: Option<&Error>) {
+        let (file, at) = (&running.file, now());
+        let link = link_of(&file.new.source_endpoint, &file.new.destination_endpoint);
+        let outcome = failure.map_or(Ok(ByteCount(moved.bytes)), Err);
+        if let Some(assignment) = &running.assignment {
+            let is_unreached = failure.is_some_and(|error| error.kind == ErrorKind::Unreachable);
+            self.agents.handle_reached(assignment, !is_unreached);
+            if let Some(path) = path_of(assignment).filter(|_| failure.is_none()) {
+                self.handle_measured(&path, moved);
+            }
+        }
+        self.service.shared.scheduler.lock().handle_ended(file.number, outcome, None, at);
+        let mut statistics = self.service.shared.statistics.lock();
+        match failure {
+            None => statistics.handle_arrived(&link, ByteCount(moved.bytes), moved.time(), at),
+            Some(error) if error.kind == ErrorKind::Cancelled => {}
+            Some(_) => statistics.handle_failed(&link, at),
+        }
+    }
+
+    /// Decides what follows a failed attempt.
+    async fn after(&self, running: &Running, error: &Error, moved: Moved) -> Event {
+        let file = &running.file;
+        let siblings = FileFilter {
+            jobs: vec![file.job],
+            entry: Some(file.new.entry),
+            states: vec![FileState::Reserved],
+            ..FileFilter::default()
+        };
+        let replicas = self.files(siblings).await;
+        let mut rules = RetryRules::default();
+        rules.attempts = running.options.retries.unwrap_or(rules.attempts);
+        if let Some(seconds) = running.options.retry_wait_s {
+            rules.wait = Duration::from_secs(u64::from(seconds));
+        }
+        let tried = Tried { at_source: file.failures + 1, replicas_left: replicas.len() };
+        let after = after_failure(error, tried, &rules, random());
+        warn!("file {} of job {}: {}: {}", file.number.0, file.job, error.chain(), after.rationale);
+        let failure = Failure::from(error);
+        match after.next {
+            Next::Again(wait) => Event::Retries { failure: Some(failure), moved, not_before: now() + wait },
+            Next::NextReplica => {
+                let links: Vec<Link> = replicas
+                    .iter()
+                    .map(|replica| link_of(&replica.new.source_endpoint, &replica.new.destination_endpoint))
+                    .collect();
+                let strategy = file.new.strategy.as_deref().and_then(Strategy::by_name).unwrap_or_default();
+                let of = (file.vo.as_str(), file.new.activity.as_str());
+                let (best, _) = self.service.choose(strategy, file.new.size, of, &links);
+                let successor = replicas.get(best).map(|replica| replica.number);
+                Event::Fails { failure, moved, successor }
+            }
+            Next::Fails => Event::Fails { failure, moved, successor: None },
+        }
+    }
+
+    /// Handles what is due by time.
+    async fn handle_tick(&mut self) {
+        let lapsed = self.agents.take_lapsed(Instant::now());
+        let lost = self.of_workers(&lapsed);
+        self.reclaim(lost).await;
+        self.store_paths().await;
+        self.expire().await;
+    }
+
+    /// Moves jobs that ended long ago to the archive. Fails files that have waited longer than their jobs allow.
+    async fn expire(&mut self) {
+        let at = now();
+        if let Err(error) = self.store().archive(at - ARCHIVE_AFTER, ARCHIVED_TOGETHER_MAX).await {
+            warn!("archive jobs: {}; trying again in {TICK:?}", error.chain());
+        }
+        let expired = self.insist("read expired files", async || self.store().expired(at).await).await;
+        if expired.is_empty() {
+            return;
+        }
+        // Source of the text: FTS3.
+        let text = "Job has been canceled because it stayed in the queue for too long (max-time-in-queue timeout)";
+        let failure = Failure::from(&Error::new(ErrorKind::Limit, Scope::Service, Phase::Prepare, text));
+        let fails = |file: &File| Change {
+            file: file.number,
+            from: file.state,
+            of_worker: None,
+            what: Event::Fails { failure: failure.clone(), moved: Moved::default(), successor: None },
+            at,
+        };
+        let changed = self.change(expired.iter().map(fails).collect()).await;
+        let mut scheduler = self.service.shared.scheduler.lock();
+        for changed in changed {
+            if let Changed::Done { file, .. } = changed {
+                scheduler.handle_cancelled(file.number);
+            }
+        }
+    }
+}
+
+/// Returns the queue of a file.
+fn queue_of(file: &File) -> QueueName {
+    QueueName {
+        link: link_of(&file.new.source_endpoint, &file.new.destination_endpoint),
+        vo: file.vo.as_str().into(),
+        activity: file.new.activity.as_str().into(),
+    }
+}
+
+/// Returns a file as the scheduler keeps it.
+fn queued(file: &File) -> QueuedFile {
+    QueuedFile {
+        number: file.number,
+        size: file.new.size.map(ByteCount),
+        priority: file.priority,
+        submitted: file.submitted,
+        deadline: file.new.deadline.map(sterna_sched::time::UnixTime),
+        not_before: file.not_before,
+    }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "the transfer was cancelled")
+}
+
+/// Returns a random number from 0 to 1; 0.5 on a system without random numbers.
+fn random() -> f64 {
+    getrandom::u32().map_or(0.5, |number| f64::from(number) / f64::from(u32::MAX))
+}

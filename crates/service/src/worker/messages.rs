@@ -1,0 +1,225 @@
+//! Messages between the service and its agents: JSON objects, one in each text frame of a WebSocket (RFC 6455).
+//!
+//! A reader ignores fields that it does not know, and skips messages of an unknown type.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use sterna_proto::Error;
+use sterna_sched::queue::FileNumber;
+use uuid::Uuid;
+
+use crate::job::{Failure, Moved, Task};
+
+/// Path of the WebSocket.
+pub const PATH: &str = "/api/v1/agents/connect";
+
+/// Time without a message or a pong after which either end closes the connection. Reason: four pings.
+pub const SILENCE_MAX: Duration = Duration::from_secs(20);
+
+/// Time between two pings of an agent.
+pub const PING_EVERY: Duration = Duration::from_secs(5);
+
+/// Time that an agent runs transfers after the last ping that the service has answered. Reason: the restart of a
+/// service, and most outages of a path, are shorter.
+pub const LEASE: Duration = Duration::from_secs(60);
+
+/// Time after the last sign of an agent at which its transfers start elsewhere. Reason: the agent stops them at
+/// [`LEASE`], and the end of a copy takes a few seconds.
+pub const RECLAIM_AFTER: Duration = Duration::from_secs(75);
+
+/// Maximum bytes of a message. Reason: an order has two locations of 8 kB and the data of the user; 10,000 reports of
+/// progress have 300 kB.
+pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// Maximum number of transfers that an agent reports as under way. Reason: limits of endpoints are far below.
+pub const RUNNING_MAX: usize = 10_000;
+
+/// Start of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Key {
+    /// Number of the file.
+    pub file: u64,
+    /// Number of the start, from 1.
+    pub start: u32,
+}
+
+impl Key {
+    /// Returns the key of a task.
+    pub fn of(task: &Task) -> Self {
+        Self { file: task.file, start: task.start }
+    }
+
+    /// Returns the number of the file.
+    pub fn number(self) -> FileNumber {
+        FileNumber(self.file)
+    }
+}
+
+/// First message of an agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Release of the agent.
+    pub release: String,
+    /// Run of the agent: new with each start of its process.
+    pub run: Uuid,
+    /// Address at which other agents reach it; `None`: it has no open port.
+    pub address: Option<String>,
+    /// Transfers under way, and those whose end the service has not recorded.
+    pub running: Vec<Key>,
+}
+
+/// Message of an agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum FromAgent {
+    /// First message.
+    Hello(Hello),
+    /// Bytes of transfers under way.
+    Progress {
+        /// Start and bytes of each.
+        transfers: Vec<(Key, u64)>,
+    },
+    /// A transfer has ended.
+    Ended {
+        /// Start.
+        key: Key,
+        /// Bytes and limits.
+        moved: Moved,
+        /// Failure, if it failed.
+        failure: Option<Failure>,
+    },
+    /// A message of a later release.
+    #[serde(other)]
+    Unknown,
+}
+
+/// End of a transfer at the agent that runs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// It has the source, and pushes.
+    Source,
+    /// It has the destination, and pulls.
+    Destination,
+}
+
+/// Other end of a transfer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "at", rename_all = "snake_case")]
+pub enum Other {
+    /// Another agent.
+    Agent {
+        /// Address.
+        address: String,
+        /// Fingerprint.
+        key: String,
+        /// Grant for it: a `SignedGrant` of the wire protocol, in base64.
+        grant: String,
+    },
+    /// A web server.
+    Web,
+}
+
+/// Order to run a transfer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// Transfer.
+    pub task: Task,
+    /// End at the agent that gets the order.
+    pub end: End,
+    /// Other end.
+    pub other: Other,
+}
+
+/// Message of the service.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToAgent {
+    /// Answer to the hello.
+    Welcome {
+        /// Public key of the service, which signs grants: Ed25519, in base64.
+        key: String,
+        /// Sites of the agent.
+        sites: Vec<String>,
+    },
+    /// Runs a transfer.
+    Run(Box<Order>),
+    /// Stops a transfer; its end is reported.
+    Cancel {
+        /// Start.
+        key: Key,
+    },
+    /// The end of a transfer is on disk at the service.
+    Recorded {
+        /// Start.
+        key: Key,
+    },
+    /// A message of a later release.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Encodes bytes for a field of a message.
+pub fn to_base64(bytes: &[u8]) -> String {
+    STANDARD.encode(bytes)
+}
+
+/// Decodes bytes of a field of a message. Errors: `Protocol`.
+pub fn from_base64(text: &str) -> Result<Vec<u8>, Error> {
+    STANDARD.decode(text).map_err(|e| Error::protocol("a field is no base64").caused_by(e))
+}
+
+/// Encodes a message.
+pub fn encode<T: Serialize>(message: &T) -> Result<String, Error> {
+    serde_json::to_string(message).map_err(|e| Error::protocol("encode a message").caused_by(e))
+}
+
+/// Decodes a message. Errors: `Protocol`.
+pub fn decode<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Error> {
+    serde_json::from_str(text).map_err(|e| Error::protocol("a message is not understood").caused_by(e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::JobOptions;
+
+    #[test]
+    fn messages_are_read_as_they_were_written() {
+        let key = Key { file: 7, start: 2 };
+        let task = Task {
+            file: 7,
+            start: 2,
+            attempt: 1,
+            deletes_source: false,
+            source: "sterna://a/f".to_owned(),
+            destination: "sterna://b/g".to_owned(),
+            size: Some(1),
+            checksum: None,
+            options: JobOptions::default(),
+        };
+        let other = Other::Agent { address: "b:7373".to_owned(), key: "x".to_owned(), grant: "y".to_owned() };
+        let order = Order { task, end: End::Source, other };
+        for message in [ToAgent::Run(Box::new(order)), ToAgent::Cancel { key }, ToAgent::Recorded { key }] {
+            let text = encode(&message).unwrap();
+            assert_eq!(decode::<ToAgent>(&text).unwrap(), message, "{text}");
+        }
+        let ended = FromAgent::Ended { key, moved: Moved::default(), failure: None };
+        for message in [FromAgent::Progress { transfers: vec![(key, 5)] }, ended] {
+            let text = encode(&message).unwrap();
+            assert_eq!(decode::<FromAgent>(&text).unwrap(), message, "{text}");
+        }
+    }
+
+    #[test]
+    fn messages_of_a_later_release_are_skipped_and_others_refused() {
+        assert_eq!(decode::<ToAgent>(r#"{"type": "prepare", "key": 7}"#).unwrap(), ToAgent::Unknown);
+        assert_eq!(decode::<FromAgent>(r#"{"type": "later"}"#).unwrap(), FromAgent::Unknown);
+        for wrong in ["", "{}", "[]", r#"{"type": "ended"}"#, r#"{"type": "progress", "transfers": [[1, 2]]}"#] {
+            assert!(decode::<FromAgent>(wrong).is_err(), "{wrong}");
+        }
+    }
+}
