@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod captured;
+mod claim;
 mod commission;
 mod granted;
 mod limiter;
@@ -45,8 +46,8 @@ use crate::sink::{Discard, Place};
 use crate::source::{Generated, Roots, SourcePlace};
 use crate::wake::Wake;
 
+use self::claim::Claim;
 pub use self::commission::{Commission, CommissionSpec, WebServers, Work};
-use self::granted::Claim;
 use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
 use self::log::{ONLY_ROOT, SessionLog};
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
@@ -492,8 +493,8 @@ impl Shared {
         damage.map_or(String::new(), |damage| format!("; but {damage}"))
     }
 
-    /// Reduces a grant to the rights of both peers: the peer asks on behalf of another one. The other key needs no proof,
-    /// because it can only remove rights. Errors: the other peer is not authorized here.
+    /// Reduces a grant to the rights of both peers: the peer asks on behalf of another one. The other key needs no
+    /// proof, because it can only remove rights. Errors: the other peer is not authorized here.
     fn narrowed(&self, grant: Grant, peer: &Fingerprint, other: Fingerprint) -> Result<Grant, Error> {
         let others = match &self.admission {
             Admission::Anybody => return Ok(grant),

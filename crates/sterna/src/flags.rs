@@ -168,8 +168,8 @@ pub struct AgentFlags {
     /// be repeated (default: none)
     #[arg(long, value_name = "HOST[:PORT]|any", value_parser = parse_reachable)]
     pub third_party: Vec<ThirdPartyFlag>,
-    /// Take work from the transfer service at this URL. It may use every root, unless the file of --authorize gives less
-    /// to its key
+    /// Take work from the transfer service at this URL. It may use every root, unless the file of --authorize gives
+    /// less to its key
     #[arg(long, value_name = "URL")]
     pub service: Option<ServiceUrl>,
     /// Directory with the certificates of the authorities of the service, in PEM (default: the authorities of this host

@@ -213,8 +213,8 @@ impl Commission {
         }
     }
 
-    /// Returns true if the files at both ends have the same digest; false if the other one is not at an agent. Errors: a
-    /// file cannot be read.
+    /// Returns true if the files at both ends have the same digest; false if the other one is not at an agent. Errors:
+    /// a file cannot be read.
     pub fn is_same(&self, cancel: &Cancel) -> Result<bool, Error> {
         let Some(there) = &self.other else { return Ok(false) };
         let here = Lister::new(self.place.clone(), of_digest(), cancel.clone()).map(Ok);

@@ -1,8 +1,8 @@
-//! Rights of a session: its peer has them, or has them together with another one, or a transfer service grants them.
+//! Grants of a transfer service: what an agent accepts of them, and what the service itself may do.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sterna_proto::session::{GrantedAccess, Hello, Request, SignedGrant};
+use sterna_proto::session::{GrantedAccess, Request, SignedGrant};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::{Admission, Shared};
@@ -10,33 +10,6 @@ use crate::identity::{Fingerprint, Grant, Rights};
 
 /// Time by which the clocks of a service and of an agent may differ, in seconds. Guess: hosts without NTP.
 const CLOCKS_DIFFER_MAX: u64 = 300;
-
-/// Claim of a peer to the rights of its session.
-#[derive(Clone)]
-pub(super) enum Claim {
-    /// The rights of its key.
-    Own,
-    /// The rights that its key and another one have.
-    OnBehalfOf(Fingerprint),
-    /// A grant of a transfer service.
-    Granted {
-        /// Grant.
-        grant: Box<SignedGrant>,
-        /// True if the session runs: the grant may have expired.
-        is_running: bool,
-    },
-}
-
-impl Claim {
-    /// Returns the claim in a hello. `is_running`: its session runs.
-    pub(super) fn of(hello: &Hello, is_running: bool) -> Self {
-        match (&hello.grant, hello.on_behalf_of) {
-            (Some(grant), _) => Self::Granted { grant: grant.clone(), is_running },
-            (None, Some(other)) => Self::OnBehalfOf(Fingerprint(other)),
-            (None, None) => Self::Own,
-        }
-    }
-}
 
 impl Shared {
     /// Returns the rights that a transfer service has granted to a peer. Errors: `Untrusted`, `Denied`.
@@ -76,8 +49,8 @@ impl Shared {
         Ok(self.grant_of_service(&service).and(&Grant::everywhere(rights)))
     }
 
-    /// Returns the rights of a transfer service from which this agent takes work: all, unless the operator lists less. To
-    /// delete is one of them: a service that replaces files could empty them.
+    /// Returns the rights of a transfer service from which this agent takes work: all, unless the operator lists less.
+    /// To delete is one of them: a service that replaces files could empty them.
     pub(super) fn grant_of_service(&self, service: &Fingerprint) -> Grant {
         let listed = match &self.admission {
             Admission::Listed(list) => list.ask(service).grant,

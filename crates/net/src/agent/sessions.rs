@@ -14,7 +14,7 @@ use sterna_proto::rate::RateContract;
 use sterna_proto::session::{Hello, PathNumber, Request, SessionId, ThirdParty};
 use sterna_proto::{BitRate, Error, ErrorKind, Phase, Retry, Scope};
 
-use super::granted::Claim;
+use super::claim::Claim;
 use super::log::SessionLog;
 use super::runner::Runner;
 use crate::identity::Fingerprint;

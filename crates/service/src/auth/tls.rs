@@ -24,8 +24,8 @@ use webpki::RawPublicKeyEntity;
 use super::certificate::Certificate;
 use super::x509::Trust;
 
-/// Time between two looks at the files of the server. Reason: two system calls; certificates are renewed days before they
-/// end.
+/// Time between two looks at the files of the server. Reason: two system calls; certificates are renewed days before
+/// they end.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Application protocol (RFC 7301). The interfaces use HTTP/1.1 alone.
@@ -187,7 +187,8 @@ impl ClientCertVerifier for ProxyVerifier {
         let all = std::iter::once(end_entity).chain(intermediates);
         let chain: Vec<CertificateDer<'_>> = all.map(|der| CertificateDer::from(der.as_ref())).collect();
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(now.as_secs());
-        // The handshake proves that an agent has its key. Whether it may do anything is decided later, by the fingerprint.
+        // The handshake proves that an agent has its key. Whether it may do anything is decided later, by the
+        // fingerprint.
         if agent_key(&chain).is_some() {
             return Ok(ClientCertVerified::assertion());
         }

@@ -12,6 +12,7 @@ use sterna_sched::scheduler::{Link, Name};
 use sterna_sched::state::FileState;
 use tracing::{info, warn};
 
+use super::placement::Placement;
 use super::{Runner, cancelled};
 use crate::command::site_of;
 use crate::job::{File, Moved, Task};
@@ -24,31 +25,6 @@ use crate::worker::{Assignment, Connection, End, Key, Order, Other, ToAgent, Unp
 /// Time for which a grant starts sessions, in seconds. Reason: an agent starts its session at once, and a restarted one
 /// of a long transfer soon after. A transfer whose grant has expired gets another one with its next attempt.
 const GRANT_SECONDS: u64 = 3600;
-
-/// Place where a transfer runs.
-pub(super) enum Placement {
-    /// In this process.
-    Embedded,
-    /// At agents.
-    Agents(Assignment),
-    /// Nowhere: it fails.
-    Nowhere(Error),
-}
-
-impl Placement {
-    /// Returns the worker; `None`: this process.
-    pub(super) fn worker(&self) -> Option<&Arc<str>> {
-        self.assignment().map(|assignment| &assignment.worker)
-    }
-
-    /// Returns the agents.
-    pub(super) fn assignment(&self) -> Option<&Assignment> {
-        match self {
-            Self::Agents(assignment) => Some(assignment),
-            Self::Embedded | Self::Nowhere(_) => None,
-        }
-    }
-}
 
 impl Running {
     /// Returns true if this start of the transfer is at this worker.
@@ -277,15 +253,6 @@ impl Runner {
             self.refresh_agents();
         }
     }
-}
-
-/// Returns the path between the agents of a transfer; `None`: only one end is at an agent.
-pub(super) fn path_of(assignment: &Assignment) -> Option<PathEnds> {
-    let (agent, peer) = (assignment.agent, assignment.peer.as_ref()?.agent);
-    Some(match assignment.end {
-        End::Source => PathEnds { source: agent, destination: peer },
-        End::Destination => PathEnds { source: peer, destination: agent },
-    })
 }
 
 fn key_of(running: &Running) -> Key {

@@ -27,8 +27,9 @@ use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Store};
 use crate::worker::{AgentReports, Agents, Embedded, Key, Report, Reports, ToAgent, agent_of};
 
 mod agents;
+mod placement;
 
-use agents::{Placement, path_of};
+use placement::{Placement, path_of};
 
 /// Time after which the runner looks at retries and expiry times, without another event.
 const TICK: Duration = Duration::from_secs(1);
@@ -190,7 +191,7 @@ impl Runner {
         for file in at_agents {
             let Some(options) = options.get(&file.job).map(Arc::clone) else { continue };
             let Some(worker) = file.worker.as_deref().map(Arc::<str>::from) else { continue };
-            self.agents.expect(&worker, Instant::now());
+            self.agents.handle_expected(&worker, Instant::now());
             self.service.shared.scheduler.lock().handle_running(queue_of(&file), queued(&file));
             let running = Running { options, worker, assignment: None, bytes: 0, is_cancelled: false, file };
             self.service.shared.running.lock().insert(running.file.number, running);

@@ -105,7 +105,7 @@ pub struct Agents {
 
 impl Agents {
     /// Adds a worker that had transfers when the service stopped, and may come back.
-    pub fn expect(&mut self, worker: &Arc<str>, now: Instant) {
+    pub fn handle_expected(&mut self, worker: &Arc<str>, now: Instant) {
         if let Some(agent) = agent_of(worker) {
             let link = Link::Down(now);
             self.workers.entry(Arc::clone(worker)).or_insert(Worker { agent, link, load: 0 });
@@ -187,8 +187,8 @@ impl Agents {
         }
     }
 
-    /// Records if an agent has reached the other one. The next transfer of agents that failed goes the other way, if that
-    /// is possible.
+    /// Records if an agent has reached the other one. The next transfer of agents that failed goes the other way, if
+    /// that is possible.
     pub fn handle_reached(&mut self, assignment: &Assignment, is_reached: bool) {
         let Some(peer) = &assignment.peer else { return };
         let way = (assignment.agent, peer.agent);
@@ -198,8 +198,8 @@ impl Agents {
         }
     }
 
-    /// Chooses the agents of a transfer between two sites: those with the least load. The source pushes, if it can reach
-    /// the destination: a push saves a round trip.
+    /// Chooses the agents of a transfer between two sites: those with the least load. The source pushes, if it can
+    /// reach the destination: a push saves a round trip.
     ///
     /// Errors: the reason why there are none.
     pub fn pair(&self, sources: &[Fingerprint], destinations: &[Fingerprint]) -> Result<Assignment, Unpaired> {
@@ -363,7 +363,7 @@ mod tests {
         assert!(messages.try_recv().is_err());
         agents.handle_disconnected(&second, run(2), start);
         assert_eq!(agents.take_lapsed(start + RECLAIM_AFTER), [Arc::clone(&second)]);
-        agents.expect(&second, start);
+        agents.handle_expected(&second, start);
         assert_eq!(agents.take_lapsed(start + RECLAIM_AFTER), [second]);
     }
 

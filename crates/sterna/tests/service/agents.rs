@@ -192,7 +192,8 @@ fn version(path: &std::path::Path) -> Option<u64> {
     path.metadata().ok().map(|found| found.ino())
 }
 
-/// The service and both agents are killed at seeded times while files are under way. Every file arrives once, none fails
+/// The service and both agents are killed at seeded times while files are under way. Every file arrives once, none
+/// fails
 /// because an earlier attempt had published it, and the limit of the link is kept. `STERNA_KILLS` sets the number.
 #[test]
 fn kills_of_the_service_and_of_agents_lose_no_file() {

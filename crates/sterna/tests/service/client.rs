@@ -194,8 +194,8 @@ impl Drop for Serve {
     }
 }
 
-/// Returns a free port below those that the kernel gives to connections, so that a restarted service finds it free. Agents of
-/// other tests take higher ones.
+/// Returns a free port below those that the kernel gives to connections, so that a restarted service finds it free.
+/// Agents of other tests take higher ones.
 fn free_port() -> u16 {
     const PORTS: std::ops::Range<u16> = 16_000..20_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
