@@ -19,4 +19,5 @@ pub mod operator;
 pub mod service;
 pub mod settings;
 pub mod store;
+pub mod upload;
 pub mod worker;

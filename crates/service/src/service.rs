@@ -4,7 +4,7 @@
 //! scheduler chooses, and handles the reports of workers. Every change goes to the store first and then to the
 //! scheduler, so that a crash in between loses nothing: the next start reads the store. Refuses to speak HTTP.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,10 +14,10 @@ use sterna_sched::queue::{FileNumber, QueuedFile};
 use sterna_sched::replica::{SourceStats, Strategy, Wanted, rank};
 use sterna_sched::retry::{Next, RetryRules, Tried, after_failure};
 use sterna_sched::scheduler::{Limits, Link, Name, QueueName, QueuedOnLink, Scheduler, Shares, Waits};
-use sterna_sched::state::FileState;
+use sterna_sched::state::{FileState, JobState};
 use sterna_sched::statistics::Statistics;
 use sterna_sched::time::UnixTime;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{MutexGuard, Notify, mpsc};
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
@@ -32,6 +32,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// Maximum number of files that are read from the store at once. Reason: some MB of memory.
 const READ_TOGETHER_MAX: u32 = 5000;
+
+/// Maximum number of files of an abandoned job that are removed at once. Reason: other writes wait some ms meanwhile.
+const DISCARDED_TOGETHER_MAX: u32 = 5000;
 
 /// Maximum number of reports that are handled in one transaction.
 const REPORTS_TOGETHER_MAX: usize = 500;
@@ -71,6 +74,10 @@ enum Order {
     Cancelled(Vec<FileNumber>),
     /// The priority of the files of this job has changed.
     Reordered(Uuid),
+    /// The upload of this job is complete: its files can start.
+    Uploaded(Uuid),
+    /// The upload of this job has ended early: the job goes.
+    Abandoned(Uuid),
 }
 
 /// State that the runner and the interfaces share.
@@ -79,6 +86,8 @@ struct Shared {
     statistics: Mutex<Statistics>,
     running: Mutex<HashMap<FileNumber, Running>>,
     applied: Mutex<Arc<Applied>>,
+    /// Jobs whose files still come, or that go because their upload ended early. Their files do not start.
+    uploads: Mutex<BTreeSet<Uuid>>,
 }
 
 /// State of a link.
@@ -98,6 +107,8 @@ pub struct Service {
     orders: mpsc::UnboundedSender<Order>,
     /// Files may have been added to the store.
     added: Notify,
+    /// Held while an operator changes settings.
+    operators: tokio::sync::Mutex<()>,
     /// Name of this host, in replies.
     host: String,
 }
@@ -122,8 +133,10 @@ impl Service {
             statistics: Mutex::default(),
             running: Mutex::default(),
             applied: Mutex::default(),
+            uploads: Mutex::default(),
         };
-        let service = Arc::new(Self { store, shared, orders, added: Notify::new(), host });
+        let operators = tokio::sync::Mutex::default();
+        let service = Arc::new(Self { store, shared, orders, added: Notify::new(), operators, host });
         let name: Arc<str> = format!("embedded-{}", Uuid::new_v4().simple()).into();
         let runner = Runner {
             service: Arc::clone(&service),
@@ -153,6 +166,27 @@ impl Service {
     /// Reports that files wait which the runner may have read in another state.
     pub(crate) fn handle_waiting(&self, files: Vec<File>) {
         let _ = self.orders.send(Order::Waiting(files));
+    }
+
+    /// Waits until no other operator changes settings.
+    pub(crate) async fn operator_turn(&self) -> MutexGuard<'_, ()> {
+        self.operators.lock().await
+    }
+
+    /// Keeps the files of a job from starting, until its upload has ended.
+    pub(crate) fn handle_upload(&self, job: Uuid) {
+        self.shared.uploads.lock().insert(job);
+    }
+
+    /// Reports that the upload of a job is complete.
+    pub(crate) fn handle_uploaded(&self, job: Uuid) {
+        self.shared.uploads.lock().remove(&job);
+        let _ = self.orders.send(Order::Uploaded(job));
+    }
+
+    /// Reports that the upload of a job has ended early.
+    pub(crate) fn handle_abandoned(&self, job: Uuid) {
+        let _ = self.orders.send(Order::Abandoned(job));
     }
 
     /// Replaces the settings.
@@ -243,6 +277,7 @@ impl Runner {
     /// Runs until the service is dropped.
     pub async fn run(mut self) {
         self.insist("read settings", async || self.service.apply_settings().await).await;
+        self.discard_cut_off().await;
         self.recover().await;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -296,6 +331,37 @@ impl Runner {
         self.insist("read files", async || self.store().files(filter.clone()).await).await
     }
 
+    /// Removes the jobs whose upload the end of the last process cut off. Nobody was told that they were accepted.
+    async fn discard_cut_off(&self) {
+        let open = JobFilter { states: vec![JobState::Open], ..JobFilter::default() };
+        let jobs = self.insist("read open jobs", async || self.store().jobs(open.clone()).await).await;
+        for job in jobs {
+            // The interfaces may have begun to take jobs meanwhile.
+            if self.service.shared.uploads.lock().insert(job.new.id) {
+                self.discard(job.new.id);
+            }
+        }
+    }
+
+    /// Removes an open job in the background, a batch of files at a time, so that other writes do not wait.
+    fn discard(&self, job: Uuid) {
+        info!("job {job}: its upload ended early; the job is removed");
+        let service = Arc::clone(&self.service);
+        tokio::spawn(async move {
+            loop {
+                match service.store.discard(job, DISCARDED_TOGETHER_MAX).await {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    Err(e) => {
+                        error!("remove the job {job}: {}; trying again in {STORE_RETRY:?}", e.chain());
+                        tokio::time::sleep(STORE_RETRY).await;
+                    }
+                }
+            }
+            service.shared.uploads.lock().remove(&job);
+        });
+    }
+
     /// Makes the transfers of workers that do not exist any more wait again.
     async fn recover(&mut self) {
         let lost = self.files(FileFilter { states: vec![FileState::Active], ..FileFilter::default() }).await;
@@ -327,8 +393,31 @@ impl Runner {
             let Some(last) = files.last() else { return };
             self.read = last.number;
             let is_all = files.len() < READ_TOGETHER_MAX as usize;
-            self.queue(&files);
+            // Looked up after the read: a job whose upload ends later reports its files itself.
+            let uploads = self.service.shared.uploads.lock().clone();
+            let complete: Vec<File> = files.into_iter().filter(|file| !uploads.contains(&file.job)).collect();
+            self.queue(&complete);
             if is_all {
+                return;
+            }
+        }
+    }
+
+    /// Reads the files of a job whose upload is complete.
+    async fn read_uploaded(&self, job: Uuid) {
+        let mut after = None;
+        loop {
+            let filter = FileFilter {
+                jobs: vec![job],
+                states: vec![FileState::Waiting],
+                after,
+                limit: Some(READ_TOGETHER_MAX),
+                ..FileFilter::default()
+            };
+            let files = self.files(filter).await;
+            self.queue(&files);
+            after = files.last().map(|file| file.number);
+            if files.len() < READ_TOGETHER_MAX as usize {
                 return;
             }
         }
@@ -437,6 +526,8 @@ impl Runner {
                 drop(scheduler);
                 self.queue(&again);
             }
+            Order::Uploaded(job) => self.read_uploaded(job).await,
+            Order::Abandoned(job) => self.discard(job),
         }
     }
 
