@@ -1,16 +1,15 @@
 //! Page for people at `/ui/`: links, jobs and failures, rendered by the server. Refuses to change anything.
 
-use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Redirect, Response};
-use axum::routing::get;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sterna_proto::Error;
 use sterna_proto::quantity::readable_time;
 use sterna_sched::state::{FileState, JobState};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-use super::app::{App, Authenticated};
+use super::app::{App, Authenticated, status_of};
 use crate::caller::Caller;
 use crate::job::Job;
 use crate::service::now;
@@ -31,10 +30,26 @@ const STYLE: &str = "body{font:15px/1.4 system-ui,sans-serif;margin:2rem auto;ma
      .failed,.partly_finished{color:#ff8a80}.finished{color:#7ed9a3}}";
 
 /// Returns the routes.
-pub fn routes() -> Router<App> {
-    Router::new().route("/ui", get(|| async { Redirect::permanent("/ui/") })).route("/ui/", get(page))
+pub fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::default().routes(routes!(to_page)).routes(routes!(page))
 }
 
+/// Redirects to the page for people.
+#[utoipa::path(get, path = "/ui", security(()), responses((status = 308, description = "The page has a slash at its end")))]
+async fn to_page() -> Redirect {
+    Redirect::permanent("/ui/")
+}
+
+/// Shows links, jobs and failures to people.
+#[utoipa::path(
+    get,
+    path = "/ui/",
+    responses(
+        (status = 200, description = "Page", body = String, content_type = "text/html"),
+        (status = 401, description = "The credentials are refused", body = String, content_type = "text/html"),
+        (status = 403, description = "The caller has no jobs", body = String, content_type = "text/html"),
+    )
+)]
 async fn page(
     State(app): State<App>,
     axum::Extension(Authenticated(caller)): axum::Extension<Authenticated>,
@@ -48,7 +63,7 @@ async fn page(
         Err(error) => {
             let text =
                 html! { p { (error.chain()) } p { "Give the browser a client certificate that the service accepts." } };
-            (StatusCode::FORBIDDEN, Html(framed(&text).into_string())).into_response()
+            (status_of(&error), Html(framed(&text).into_string())).into_response()
         }
     }
 }
