@@ -3,9 +3,14 @@
 //!
 //! `scripts/setup.sh test` installs the package in `target/fts3-client`.
 
+mod access;
 mod agents;
 mod client;
 mod commands;
+mod config;
+mod http;
+mod people;
+mod secrets;
 
 use client::Serve;
 use serde_json::Value;
