@@ -8,6 +8,7 @@ mod agents;
 mod client;
 mod commands;
 mod config;
+mod hostile;
 mod http;
 mod people;
 mod secrets;
