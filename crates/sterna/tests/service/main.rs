@@ -12,6 +12,7 @@ mod hostile;
 mod http;
 mod people;
 mod secrets;
+mod upload;
 
 use client::Serve;
 use serde_json::Value;
