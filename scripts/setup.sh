@@ -65,6 +65,7 @@ test)
     [ -e /usr/include/openssl/ssl.h ] || wanted+=(libssl-dev)
     install_packages "${wanted[@]}" || say "the tests of the service will fail"
     scripts/fts3-client.sh || say "the tests of the service with the FTS3 client will fail"
+    scripts/schemathesis.sh || say "the tests of the descriptions of the service will fail"
     ;;
 demo)
     # The demo compares Sterna with curl and a web server.

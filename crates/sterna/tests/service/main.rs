@@ -11,6 +11,7 @@ mod config;
 mod hostile;
 mod http;
 mod people;
+mod properties;
 mod replies;
 mod secrets;
 mod upload;
