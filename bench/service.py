@@ -100,6 +100,35 @@ def bulk(service, results):
     results["memory with 200,000 files that wait, MB"] = service.memory_mb()
 
 
+def stream(service, results):
+    """Native submission of a manifest of a million files that is sent while it is made, to a banned endpoint."""
+    connection = service.connect()
+    call(connection, "POST", "/ban/se", json.dumps({"storage": "mock://s0.example", "status": "wait", "allow_submit": True}))
+    files, before, during = 1_000_000, service.memory_mb(), []
+
+    def lines():
+        yield b'{"metadata": {"bench": true}}\n'
+        for first in range(0, files, 1000):
+            during.append(service.memory_mb())
+            yield "".join(
+                f'{{"sources": ["mock://s0.example/{number}?size=1000000"], "destination": "mock://d0.example/{number}", '
+                f'"size": 1000000}}\n' for number in range(first, first + 1000)).encode()
+
+    started = time.monotonic()
+    connection.request("POST", "/api/v1/jobs", lines(), {"Content-Type": "application/x-ndjson"}, encode_chunked=True)
+    reply = json.loads(connection.getresponse().read())
+    results["streamed submit of 1,000,000 files, files/s"] = files / (time.monotonic() - started)
+    results["memory before it, MB"] = before
+    results["memory during it, MB (maximum)"] = max(during)
+    while call(connection, "GET", f"/api/v1/jobs/{reply['id']}")["state"] == "open":
+        time.sleep(0.1)
+    path = f"/api/v1/jobs/{reply['id']}/files?limit=1"
+    last = call(connection, "GET", path)["files"][0]["number"] + files - 1
+    while call(connection, "GET", f"/api/v1/files/{last}")["why"] is None:
+        time.sleep(0.1)
+    results["memory with 1,000,000 files that wait, MB"] = service.memory_mb()
+
+
 def fts_jobs(service, results):
     """FTS3 submissions of 200 files each, by four clients."""
     jobs = 25
@@ -153,7 +182,7 @@ def main():
     parser.add_argument("directory", nargs="?")
     options = parser.parse_args()
     results = {}
-    for measure in [bulk, fts_jobs, completions, concurrent]:
+    for measure in [bulk, stream, fts_jobs, completions, concurrent]:
         with tempfile.TemporaryDirectory() as state:
             service = Service(os.path.abspath(options.program), state)
             try:

@@ -72,6 +72,7 @@ test)
     install_packages "${wanted[@]}" || say "the tests of the service will fail"
     fts3_packages
     scripts/fts3-client.sh || say "the tests of the service with the FTS3 client will fail"
+    scripts/schemathesis.sh || say "the tests of the descriptions of the service will fail"
     ;;
 demo)
     # The demo compares Sterna with curl and a web server.

@@ -53,7 +53,8 @@ pub struct Queue {
     by_deadline: BTreeSet<LatestStart>,
     /// Files that wait for a retry, by its time.
     later: BTreeSet<(UnixTime, FileNumber)>,
-    bytes: u64,
+    /// Size of all files. Users give the sizes: their sum has room for any number of any size.
+    bytes: u128,
 }
 
 impl Queue {
@@ -62,10 +63,21 @@ impl Queue {
         Self { order, ..Self::default() }
     }
 
+    /// Sorts the files by another order. Cost: n log n, if the order changes.
+    pub fn set_order(&mut self, order: Order) {
+        if self.order == order {
+            return;
+        }
+        self.order = order;
+        let entered = std::mem::take(&mut self.by_rank);
+        let files = entered.iter().filter_map(|rank| self.files.get(&FileNumber(rank.file())));
+        self.by_rank = files.map(|file| self.rank(file)).collect();
+    }
+
     /// Adds a file. A file of the same number is replaced.
     pub fn add(&mut self, file: QueuedFile, now: UnixTime) {
         self.remove(file.number);
-        self.bytes += file.assumed_size().0;
+        self.bytes += u128::from(file.assumed_size().0);
         self.files.insert(file.number, file);
         if file.not_before > now {
             self.later.insert((file.not_before, file.number));
@@ -77,7 +89,7 @@ impl Queue {
     /// Removes a file, and returns it if it was there.
     pub fn remove(&mut self, number: FileNumber) -> Option<QueuedFile> {
         let file = self.files.remove(&number)?;
-        self.bytes -= file.assumed_size().0;
+        self.bytes -= u128::from(file.assumed_size().0);
         self.later.remove(&(file.not_before, number));
         self.by_rank.remove(&self.rank(&file));
         if let Some(latest) = latest_start(&file) {
@@ -105,7 +117,8 @@ impl Queue {
         self.by_rank.contains(&rank).then(|| {
             let before = self.by_rank.range(..rank);
             let size = |rank: &Rank| self.files.get(&FileNumber(rank.file())).map_or(0, |file| file.assumed_size().0);
-            let (count, bytes) = before.fold((0, 0), |(count, bytes), rank| (count + 1, bytes + size(rank)));
+            let (count, bytes) =
+                before.fold((0, 0_u64), |(count, bytes), rank| (count + 1, bytes.saturating_add(size(rank))));
             (count, ByteCount(bytes))
         })
     }
@@ -125,9 +138,9 @@ impl Queue {
         self.files.is_empty()
     }
 
-    /// Returns the size of all files together.
+    /// Returns the size of all files together; saturates.
     pub fn size(&self) -> ByteCount {
-        ByteCount(self.bytes)
+        ByteCount(u64::try_from(self.bytes).unwrap_or(u64::MAX))
     }
 
     fn enter(&mut self, file: &QueuedFile) {
@@ -162,6 +175,18 @@ mod tests {
             deadline: None,
             not_before: NOW,
         }
+    }
+
+    #[test]
+    fn sizes_at_the_maximum_are_added_up() {
+        let mut queue = Queue::default();
+        let huge = |number| QueuedFile { size: Some(ByteCount(u64::MAX)), ..file(number, 3) };
+        (1..4).for_each(|number| queue.add(huge(number), NOW));
+        assert_eq!((queue.size(), queue.before(FileNumber(3))), (ByteCount(u64::MAX), Some((2, ByteCount(u64::MAX)))));
+        assert!((1..3).all(|number| queue.remove(FileNumber(number)).is_some()));
+        assert_eq!(queue.size(), ByteCount(u64::MAX));
+        queue.remove(FileNumber(3));
+        assert_eq!(queue.size(), ByteCount(0));
     }
 
     #[test]

@@ -109,6 +109,10 @@ pub const ACTIVITY_DEFAULT: &str = "default";
 pub const PUBLIC: &str = "public";
 
 impl Shares {
+    fn order_of(&self, vo: &Name) -> Order {
+        if self.in_order.contains(vo) { Order::Submission } else { Order::Priority }
+    }
+
     fn of_vo(&self, link: &Link, vo: &Name) -> Share {
         let Some(shares) = most_precise(&self.links, link) else { return Share::default() };
         shares.get(vo).or_else(|| shares.get(PUBLIC)).copied().unwrap_or_default()
@@ -239,9 +243,14 @@ impl Scheduler {
         self.limits = limits;
     }
 
-    /// Replaces the shares. The order of existing queues stays.
+    /// Replaces the shares, and sorts the queues by the order that they give. Cost: a sort of the files that wait, if
+    /// the order of their VO changes.
     pub fn set_shares(&mut self, shares: Shares) {
         self.shares = shares;
+        for (vo, activities) in self.links.values_mut().flat_map(|link| &mut link.vos) {
+            let order = self.shares.order_of(vo);
+            activities.values_mut().for_each(|queue| queue.set_order(order));
+        }
     }
 
     /// Bans an endpoint, or lifts the ban: no transfer starts from or to a banned one.
@@ -274,7 +283,7 @@ impl Scheduler {
         if self.places.contains_key(&file.number) {
             return;
         }
-        let order = if self.shares.in_order.contains(&queue.vo) { Order::Submission } else { Order::Priority };
+        let order = self.shares.order_of(&queue.vo);
         let link = self.links.entry(queue.link.clone()).or_default();
         let activities = link.vos.entry(Arc::clone(&queue.vo)).or_default();
         let files = activities.entry(Arc::clone(&queue.activity)).or_insert_with(|| Queue::new(order));
@@ -620,6 +629,22 @@ mod tests {
             let part = bytes[activity] / all;
             assert!((part - expected).abs() < 0.02, "{activity}: {part} instead of {expected}");
         }
+    }
+
+    #[test]
+    fn the_order_of_a_vo_counts_for_files_that_wait_already() {
+        let link = link("a", "b");
+        let mut scheduler = Scheduler::new(limits(1), Shares::default());
+        for (number, priority) in [(1, 1), (2, 5), (3, 3)] {
+            let file = QueuedFile { priority, ..file(number, MB) };
+            scheduler.handle_queued(queue(&link, "mission", "x"), file, NOW);
+        }
+        scheduler.set_shares(Shares { in_order: BTreeSet::from(["mission".into()]), ..Shares::default() });
+        assert_eq!(numbers(&scheduler.poll(NOW)), [1], "by submission");
+        assert!(scheduler.handle_ended(FileNumber(1), Ok(ByteCount(MB)), None, NOW));
+        scheduler.handle_queued(queue(&link, "mission", "x"), QueuedFile { priority: 1, ..file(4, MB) }, NOW);
+        scheduler.set_shares(Shares::default());
+        assert_eq!(numbers(&scheduler.poll(NOW)), [2], "by priority");
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Statistics {
             ended += 1;
             let Some(time) = transfer.time else { continue };
             arrived += 1;
-            bytes += transfer.bytes;
+            bytes = bytes.saturating_add(transfer.bytes);
             rates += transfer.bytes as f64 / time.as_secs_f64().max(TIME_LEAST.as_secs_f64());
             let start = transfer.at - time;
             began = Some(began.map_or(start, |began| began.min(start)));

@@ -126,50 +126,32 @@ pub fn endpoint_of(location: &str) -> Result<String, Error> {
     Ok(format!("{}://{host}", url.scheme()))
 }
 
+/// Returns the name of an endpoint: scheme and host, without the port, as in the queues of the scheduler.
+///
+/// Errors: `Usage`, if it is no URL with a host.
+pub fn endpoint_named(given: &str) -> Result<String, Error> {
+    let wrong = || usage(format!("{given} is no endpoint: expected SCHEME://HOST"));
+    let url = Url::parse(given).map_err(|_| wrong())?;
+    let host = url.host_str().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
+    Ok(format!("{}://{host}", url.scheme()))
+}
+
 impl Service {
     /// Stores a job. Returns its identifier: that of the first job if the key was used before.
     ///
     /// Errors: `Denied`; `Usage`; `Exists`, when the identifier is taken.
     pub async fn submit(&self, caller: &Caller, mut submission: Submission) -> Result<Uuid, Error> {
         caller.check_level(Operation::Transfer, Level::Own)?;
-        if submission.entries.iter().all(|entry| entry.pairs.is_empty()) {
+        let entries = std::mem::take(&mut submission.entries);
+        if entries.iter().all(|entry| entry.pairs.is_empty()) {
             return Err(usage("No valid pairs available"));
         }
-        if submission.entries.len() as u64 > FILES_MAX {
-            return Err(usage(format!("{} files: the maximum of a job is {FILES_MAX}", submission.entries.len())));
+        let files = self.files_of_entries(caller, submission.kind, 0, entries)?;
+        if files.len() as u64 > FILES_MAX {
+            return Err(usage(format!("{} files: the maximum of a job is {FILES_MAX}", files.len())));
         }
-        let mut files = Vec::with_capacity(submission.entries.len());
-        let entries = std::mem::take(&mut submission.entries);
-        for (number, entry) in entries.into_iter().enumerate() {
-            let is_reserved = submission.kind == JobKind::Hops && number > 0;
-            self.add_entry(number as u64, entry, (caller.vo(), is_reserved), &mut files)?;
-        }
-        let mut endpoints: Vec<&str> = files.iter().map(|file: &NewFile| file.source_endpoint.as_str()).collect();
-        endpoints.extend(files.iter().map(|file| file.destination_endpoint.as_str()));
-        endpoints.sort_unstable();
-        endpoints.dedup();
-        self.check_bans(caller, endpoints.into_iter())?;
-        for file in &files {
-            self.check_site(caller, (&file.source_endpoint, &file.source), SiteRight::Read)?;
-            self.check_site(caller, (&file.destination_endpoint, &file.destination), SiteRight::Write)?;
-        }
-        self.add_defaults(caller, &mut submission);
-        // Only between hops are there copies that nobody asked to keep.
-        submission.options.deletes_between &= submission.kind == JobKind::Hops;
-        let submitted = now();
-        let priority = submission.priority.unwrap_or(PRIORITY_DEFAULT).clamp(PRIORITIES.0, PRIORITIES.1);
-        let id = submission.id.unwrap_or_else(Uuid::new_v4);
-        let job = NewJob {
-            id,
-            kind: submission.kind,
-            owner: caller.owner(),
-            priority,
-            submitted,
-            expires: submission.queue_time.map(|time| submitted + time),
-            options: submission.options,
-            metadata: submission.metadata,
-            idempotency_key: submission.idempotency_key,
-        };
+        let job = self.new_job(caller, submission);
+        let id = job.id;
         match self.store().submit(job, files, true).await? {
             Submitted::New => {
                 self.handle_added();
@@ -180,6 +162,52 @@ impl Service {
                 let text = "The sid provided by the user is duplicated";
                 Err(Error::new(ErrorKind::Exists, Scope::Client, Phase::Prepare, text))
             }
+        }
+    }
+
+    /// Returns the files of entries of a job, of which the first has this number.
+    ///
+    /// Errors: `Usage`; `Denied`, when an endpoint or the caller is banned.
+    pub(crate) fn files_of_entries(
+        &self,
+        caller: &Caller,
+        kind: JobKind,
+        first: u64,
+        entries: Vec<Entry>,
+    ) -> Result<Vec<NewFile>, Error> {
+        let mut files = Vec::with_capacity(entries.len());
+        for (number, entry) in (first..).zip(entries) {
+            let is_reserved = kind == JobKind::Hops && number > 0;
+            self.add_entry(number, entry, (caller.vo(), is_reserved), &mut files)?;
+        }
+        let mut endpoints: Vec<&str> = files.iter().map(|file: &NewFile| file.source_endpoint.as_str()).collect();
+        endpoints.extend(files.iter().map(|file| file.destination_endpoint.as_str()));
+        endpoints.sort_unstable();
+        endpoints.dedup();
+        self.check_bans(caller, endpoints.into_iter())?;
+        for file in &files {
+            self.check_site(caller, (&file.source_endpoint, &file.source), SiteRight::Read)?;
+            self.check_site(caller, (&file.destination_endpoint, &file.destination), SiteRight::Write)?;
+        }
+        Ok(files)
+    }
+
+    /// Returns the job of a submission, without its entries.
+    pub(crate) fn new_job(&self, caller: &Caller, mut submission: Submission) -> NewJob {
+        self.add_defaults(caller, &mut submission);
+        // Only between hops are there copies that nobody asked to keep.
+        submission.options.deletes_between &= submission.kind == JobKind::Hops;
+        let submitted = now();
+        NewJob {
+            id: submission.id.unwrap_or_else(Uuid::new_v4),
+            kind: submission.kind,
+            owner: caller.owner(),
+            priority: submission.priority.unwrap_or(PRIORITY_DEFAULT).clamp(PRIORITIES.0, PRIORITIES.1),
+            submitted,
+            expires: submission.queue_time.map(|time| submitted + time),
+            options: submission.options,
+            metadata: submission.metadata,
+            idempotency_key: submission.idempotency_key,
         }
     }
 
@@ -292,6 +320,23 @@ impl Service {
         })
     }
 
+    /// Cancels all jobs that have not ended, or those of a virtual organisation. Returns the numbers of jobs and files.
+    /// Needs the level `all` of `transfer`.
+    ///
+    /// Errors: `Denied`.
+    pub async fn cancel_all_jobs(&self, caller: &Caller, vo: Option<String>) -> Result<(usize, usize), Error> {
+        caller.check_level(Operation::Transfer, Level::All)?;
+        let (mut jobs, mut files) = (0, 0);
+        for job in self.store().jobs(JobFilter { vo, ..JobFilter::default() }).await? {
+            if let Some(cancelled) = self.store().cancel(job.new.id, CANCELLED_BY_USER.to_owned(), now()).await? {
+                jobs += 1;
+                files += cancelled.len();
+                self.handle_cancelled(cancelled);
+            }
+        }
+        Ok((jobs, files))
+    }
+
     /// Cancels files of a job. Returns the state of each: cancelled, or the one in which it had ended.
     ///
     /// Errors: `NotFound`, `Denied`.
@@ -302,9 +347,10 @@ impl Service {
         numbers: &[u64],
     ) -> Result<Vec<Option<FileState>>, Error> {
         let files = self.files(caller, id).await?;
+        let files: BTreeMap<u64, File> = files.into_iter().map(|file| (file.number.0, file)).collect();
         let mut states = Vec::with_capacity(numbers.len());
         for number in numbers {
-            let Some(file) = files.iter().find(|file| file.number.0 == *number) else {
+            let Some(file) = files.get(number) else {
                 states.push(None);
                 continue;
             };
@@ -375,4 +421,25 @@ fn no_job(id: &str) -> Error {
         format!("No job with the id \"{id}\" has been found"),
     )
     .retry(Retry::Never)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_named_as_in_the_queues() {
+        for (given, expected) in [
+            ("sterna://se.example", "sterna://se.example"),
+            ("sterna://se.example:7373/", "sterna://se.example"),
+            ("https://SE.example/path?x=1", "https://se.example"),
+        ] {
+            assert_eq!(endpoint_named(given).unwrap(), expected);
+            let of_file = endpoint_of(&format!("{}/f", given.split_once('?').map_or(given, |at| at.0)));
+            assert_eq!(of_file.unwrap(), expected, "the endpoint of a file there");
+        }
+        for wrong in ["", "*", "se.example", "sterna://", "file:///x", "/sterna"] {
+            assert!(endpoint_named(wrong).is_err(), "{wrong}");
+        }
+    }
 }

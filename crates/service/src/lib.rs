@@ -22,4 +22,5 @@ pub mod service;
 pub mod settings;
 pub mod site;
 pub mod store;
+pub mod upload;
 pub mod worker;

@@ -18,7 +18,8 @@ use crate::command::{AGENTS, endpoint_of, site_of};
 use crate::job::File;
 use crate::service::{Service, link_of, now};
 use crate::settings::{
-    ActivitySettings, Applied, Ban, BanKind, EndpointSettings, Grant, LinkSettings, ShareSettings, UserBan, kind, read,
+    ActivitySettings, Applied, Ban, BanKind, EndpointSettings, Grant, LinkSettings, ShareSettings, UserBan, VoSettings,
+    WEIGHT_MAX, kind, read,
 };
 use crate::site::{SiteRight, SiteSettings};
 use crate::store::{Audit, Change, Changed, Event, FileFilter, JobFilter, Setting};
@@ -46,9 +47,57 @@ impl Service {
         value: Option<Value>,
         action: &str,
     ) -> Result<(), Error> {
+        self.amend(caller, kind, name, action, |_| Ok(value)).await
+    }
+
+    /// Changes a setting: `change` gets its value (`None`: there is none), and returns the new one (`None` removes it).
+    /// Changes of several operators follow each other. Needs the level `all` of `config`.
+    ///
+    /// Errors: those of `change`; `Denied`; `Usage`, when the setting is too large.
+    pub async fn amend(
+        &self,
+        caller: &Caller,
+        kind: &str,
+        name: &str,
+        action: &str,
+        change: impl FnOnce(Option<Value>) -> Result<Option<Value>, Error>,
+    ) -> Result<(), Error> {
         caller.check_level(Operation::Config, Level::All)?;
+        let _turn = self.operator_turn().await;
+        let known = self.store().settings(kind).await?.into_iter().find(|setting| setting.name == name);
+        let value = change(known.map(|setting| setting.value))?;
         self.store_setting(caller, kind, name, value, action).await?;
-        self.apply_settings().await
+        self.apply_stored().await
+    }
+
+    /// Changes the settings of a link under every name that it has, or under that of its endpoints if it has none:
+    /// `change` gets each, and returns the new one (`None` removes it). Needs the level `all` of `config`.
+    ///
+    /// Errors: those of `change`; `Denied`.
+    pub async fn amend_link(
+        &self,
+        caller: &Caller,
+        (source, destination): (&str, &str),
+        action: &str,
+        change: impl Fn(Option<LinkSettings>) -> Result<Option<LinkSettings>, Error>,
+    ) -> Result<(), Error> {
+        caller.check_level(Operation::Config, Level::All)?;
+        let _turn = self.operator_turn().await;
+        let is_this = |link: &LinkSettings| link.source == source && link.destination == destination;
+        let known = self.store().settings(kind::LINK).await?.into_iter();
+        let mut links: Vec<_> = known
+            .filter_map(|setting| Some((read::<LinkSettings>(&setting).filter(&is_this)?, setting.name)))
+            .map(|(link, name)| (Some(link), name))
+            .collect();
+        if links.is_empty() {
+            links.push((None, format!("{source} {destination}")));
+        }
+        for (link, name) in links {
+            let value = change(link)?.map(serde_json::to_value).transpose();
+            let value = value.map_err(|e| usage("write the link as JSON").caused_by(e))?;
+            self.store_setting(caller, kind::LINK, &name, value, action).await?;
+        }
+        self.apply_stored().await
     }
 
     async fn store_setting(
@@ -271,6 +320,20 @@ impl Service {
 
     /// Gives the settings of the store to the scheduler, and to the requests that follow.
     pub async fn apply_settings(&self) -> Result<(), Error> {
+        // Settings that were read before those of another operator must not be applied after them.
+        let _turn = self.operator_turn().await;
+        self.apply_stored().await
+    }
+
+    async fn apply_stored(&self) -> Result<(), Error> {
+        let limits = self.stored_limits().await?;
+        let shares = self.stored_shares().await?;
+        let applied = self.stored_rules().await?;
+        self.apply(limits, shares, applied);
+        Ok(())
+    }
+
+    async fn stored_limits(&self) -> Result<Limits, Error> {
         let mut limits = Limits::default();
         if self.store().settings(kind::DRAIN).await?.iter().any(|setting| setting.name == self.host()) {
             limits.all = 0;
@@ -293,6 +356,14 @@ impl Service {
                 limits.links.insert(link_of(&link.source, &link.destination), most);
             }
         }
+        for setting in self.store().settings(kind::VO).await? {
+            let most = read::<VoSettings>(&setting).and_then(|vo| count(vo.max_active));
+            limits.vos.extend(most.map(|most| (setting.name.as_str().into(), most)));
+        }
+        Ok(limits)
+    }
+
+    async fn stored_shares(&self) -> Result<Shares, Error> {
         let mut shares = Shares::default();
         for setting in self.store().settings(kind::SHARE).await? {
             let Some(share) = read::<ShareSettings>(&setting) else { continue };
@@ -307,6 +378,15 @@ impl Service {
                 shares.activities.insert(activities.vo.as_str().into(), share.collect());
             }
         }
+        for setting in self.store().settings(kind::VO).await? {
+            if read::<VoSettings>(&setting).is_some_and(|vo| vo.in_order) {
+                shares.in_order.insert(setting.name.as_str().into());
+            }
+        }
+        Ok(shares)
+    }
+
+    async fn stored_rules(&self) -> Result<Applied, Error> {
         let mut applied = Applied::default();
         for setting in self.store().settings(kind::BAN).await? {
             // A ban that is not understood is one still.
@@ -336,12 +416,11 @@ impl Service {
             let Some(defaults) = read(&setting) else { continue };
             applied.defaults.insert(setting.name, defaults);
         }
-        self.apply(limits, shares, applied);
-        Ok(())
+        Ok(applied)
     }
 }
 
 /// Returns a share of this weight.
 fn weight(weight: f64) -> Share {
-    Share { weight: weight.max(0.0), ..Share::default() }
+    Share { weight: weight.clamp(0.0, WEIGHT_MAX), ..Share::default() }
 }

@@ -2,7 +2,7 @@
 //!
 //! Shares its state with the runner, which owns the order of events. Refuses to speak HTTP.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -14,7 +14,7 @@ use sterna_sched::replica::{SourceStats, Strategy, Wanted, rank};
 use sterna_sched::scheduler::{Limits, Link, Name, QueuedOnLink, Scheduler, Shares, Waits};
 use sterna_sched::statistics::Statistics;
 use sterna_sched::time::UnixTime;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{MutexGuard, Notify, mpsc};
 use uuid::Uuid;
 
 use crate::job::{File, JobOptions};
@@ -55,6 +55,10 @@ pub(crate) enum Order {
     Cancelled(Vec<FileNumber>),
     /// The priority of the files of this job has changed.
     Reordered(Uuid),
+    /// The upload of this job is complete: its files can start.
+    Uploaded(Uuid),
+    /// The upload of this job has ended early: the job goes.
+    Abandoned(Uuid),
 }
 
 /// State that the runner and the interfaces share.
@@ -63,6 +67,8 @@ pub(crate) struct Shared {
     pub(crate) statistics: Mutex<Statistics>,
     pub(crate) running: Mutex<HashMap<FileNumber, Running>>,
     pub(crate) applied: Mutex<Arc<Applied>>,
+    /// Jobs whose files still come, or that go because their upload ended early. Their files do not start.
+    pub(crate) uploads: Mutex<BTreeSet<Uuid>>,
     pub(crate) agents: Mutex<Vec<AgentState>>,
     pub(crate) paths: Mutex<BTreeMap<PathEnds, PathRecord>>,
 }
@@ -97,6 +103,8 @@ pub struct Service {
     orders: mpsc::UnboundedSender<Order>,
     /// Files may have been added to the store.
     pub(crate) added: Notify,
+    /// Held while an operator changes settings.
+    operators: tokio::sync::Mutex<()>,
     /// Name of this host, in replies.
     host: String,
 }
@@ -110,10 +118,12 @@ impl Service {
             statistics: Mutex::default(),
             running: Mutex::default(),
             applied: Mutex::default(),
+            uploads: Mutex::default(),
             agents: Mutex::default(),
             paths: Mutex::default(),
         };
-        (Arc::new(Self { store, shared, orders, added: Notify::new(), host }), received)
+        let operators = tokio::sync::Mutex::default();
+        (Arc::new(Self { store, shared, orders, added: Notify::new(), operators, host }), received)
     }
 
     /// Returns the store.
@@ -134,6 +144,27 @@ impl Service {
     /// Reports that files wait which the runner may have read in another state.
     pub(crate) fn handle_waiting(&self, files: Vec<File>) {
         let _ = self.orders.send(Order::Waiting(files));
+    }
+
+    /// Waits until no other operator changes settings.
+    pub(crate) async fn operator_turn(&self) -> MutexGuard<'_, ()> {
+        self.operators.lock().await
+    }
+
+    /// Keeps the files of a job from starting, until its upload has ended.
+    pub(crate) fn handle_upload(&self, job: Uuid) {
+        self.shared.uploads.lock().insert(job);
+    }
+
+    /// Reports that the upload of a job is complete.
+    pub(crate) fn handle_uploaded(&self, job: Uuid) {
+        self.shared.uploads.lock().remove(&job);
+        let _ = self.orders.send(Order::Uploaded(job));
+    }
+
+    /// Reports that the upload of a job has ended early.
+    pub(crate) fn handle_abandoned(&self, job: Uuid) {
+        let _ = self.orders.send(Order::Abandoned(job));
     }
 
     /// Replaces the settings.

@@ -29,6 +29,8 @@ pub mod kind {
     pub const ACTIVITIES: &str = "activities";
     /// Defaults of a virtual organisation, by its name; `*` stands for all.
     pub const DEFAULTS: &str = "defaults";
+    /// Scheduling of a virtual organisation, by its name.
+    pub const VO: &str = "vo";
     /// Operations that a user may do, by `operation user`.
     pub const GRANT: &str = "grant";
     /// Hosts that start no transfers, by name.
@@ -38,6 +40,9 @@ pub mod kind {
     /// Agents of a site, by its name: the host in locations.
     pub const SITE: &str = "site";
 }
+
+/// Highest weight of a share. Reason: weights are relative, and sums of much larger ones would be no numbers any more.
+pub const WEIGHT_MAX: f64 = 1e9;
 
 /// Effect of a ban.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +119,16 @@ pub struct ShareSettings {
     pub vo: String,
     /// Weight.
     pub share: f64,
+}
+
+/// Scheduling of the files of a virtual organisation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VoSettings {
+    /// Files start in order of submission. False: by priority.
+    pub in_order: bool,
+    /// Maximum of transfers under way.
+    pub max_active: Option<u32>,
 }
 
 /// Shares of the activities of a virtual organisation.

@@ -163,8 +163,11 @@ fn every_flag_of_a_command_is_in_a_page() {
         |name: String| text.split(|c: char| !(c == '-' || c.is_ascii_alphanumeric())).any(|word| word == name);
     let command = Flags::command();
     let (mut count, mut missing) = (0, Vec::new());
-    let commands = ["copy", "agent", "serve", "submit", "status", "list", "watch", "cancel", "explain", "ban"];
-    for command in command.get_subcommands().filter(|command| commands.contains(&command.get_name())) {
+    let commands =
+        ["copy", "agent", "serve", "submit", "status", "list", "watch", "cancel", "explain", "ban", "config"];
+    let named = |command: &&clap::Command| commands.contains(&command.get_name());
+    let of_users = command.get_subcommands().filter(named);
+    for command in of_users.flat_map(|command| [command].into_iter().chain(command.get_subcommands())) {
         for flag in command.get_arguments().filter(|flag| !flag.is_hide_set()) {
             let Some(long) = flag.get_long() else { continue };
             let has_short = flag.get_short().is_some_and(|short| is_named(format!("-{short}")));

@@ -16,9 +16,11 @@ use tracing::level_filters::LevelFilter;
 
 use crate::paths::{PathFlag, ViaFlag};
 
+pub mod config;
 mod duration;
 pub mod service;
 
+use config::ConfigFlags;
 use duration::parse_time;
 use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};
 
@@ -77,6 +79,9 @@ pub enum Command {
     /// Ban an endpoint at a service, list the bans or lift one (operators)
     #[command(after_help = service::BAN_EXAMPLES)]
     Ban(BanFlags),
+    /// Show or change the settings of a service: limits, shares, defaults, grants (operators)
+    #[command(after_help = config::EXAMPLES)]
+    Config(Box<ConfigFlags>),
     /// Print the fingerprint of this host, by which other hosts identify it
     #[command(after_help = ID_EXAMPLES)]
     Id(IdFlags),

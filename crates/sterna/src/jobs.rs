@@ -5,6 +5,7 @@
 //! stdout as one line.
 
 pub mod ban;
+pub mod config;
 pub mod credentials;
 pub mod explain;
 pub mod status;

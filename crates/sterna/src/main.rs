@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         Command::Cancel(flags) => jobs::status::cancel(&flags),
         Command::Explain(flags) => jobs::explain::run(&flags),
         Command::Ban(flags) => jobs::ban::run(&flags),
+        Command::Config(flags) => jobs::config::run(&flags),
         Command::Id(flags) => show_id(&flags),
         Command::Lab(command) => sterna_lab::command::execute(&command),
         Command::Completions(flags) => generate::completions(flags.shell),

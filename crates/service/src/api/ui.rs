@@ -1,16 +1,15 @@
 //! Page for people at `/ui/`: links, jobs and failures, rendered by the server. Refuses to change anything.
 
-use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Redirect, Response};
-use axum::routing::get;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sterna_proto::Error;
 use sterna_proto::quantity::readable_time;
 use sterna_sched::state::{FileState, JobState};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-use super::app::{App, Authenticated};
+use super::app::{App, Authenticated, status_of};
 use crate::caller::Caller;
 use crate::job::Job;
 use crate::service::now;
@@ -23,18 +22,36 @@ const JOBS_SHOWN: u32 = 50;
 const FAILURES_SHOWN: u32 = 20;
 
 /// Style of the page.
-const STYLE: &str = "body{font:15px/1.4 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;\
-     color:#1b2733;background:#fff}table{border-collapse:collapse;width:100%;margin:0 0 2rem}th,td{text-align:left;\
-     padding:.35rem .6rem;border-bottom:1px solid #dde3e8;vertical-align:top;overflow-wrap:anywhere}th{font-weight:600}\
-     td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.failed,.partly_finished{color:#b3261e}\
-     .finished{color:#1a6b3c}@media(prefers-color-scheme:dark){body{background:#12181d;color:#dfe6ec}th,td{border-color:#2c3842}\
+const STYLE: &str = "body{font:15px/1.4 system-ui,sans-serif;margin:2rem auto;max-width:90rem;padding:0 1rem;\
+     color:#1b2733;background:#fff}div.table{overflow-x:auto;margin:0 0 2rem}table{border-collapse:collapse;width:100%}\
+     th,td{text-align:left;padding:.35rem .6rem;border-bottom:1px solid #dde3e8;vertical-align:top;white-space:nowrap}\
+     th{font-weight:600}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}\
+     td.wide{white-space:normal;overflow-wrap:anywhere;min-width:14rem}td.id{font:13px/1.6 ui-monospace,monospace}\
+     .failed,.partly_finished{color:#b3261e}.finished{color:#1a6b3c}\
+     @media(prefers-color-scheme:dark){body{background:#12181d;color:#dfe6ec}th,td{border-color:#2c3842}\
      .failed,.partly_finished{color:#ff8a80}.finished{color:#7ed9a3}}";
 
 /// Returns the routes.
-pub fn routes() -> Router<App> {
-    Router::new().route("/ui", get(|| async { Redirect::permanent("/ui/") })).route("/ui/", get(page))
+pub fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::default().routes(routes!(to_page)).routes(routes!(page))
 }
 
+/// Redirects to the page for people.
+#[utoipa::path(get, path = "/ui", security(()), responses((status = 308, description = "The page has a slash at its end")))]
+async fn to_page() -> Redirect {
+    Redirect::permanent("/ui/")
+}
+
+/// Shows links, jobs and failures to people.
+#[utoipa::path(
+    get,
+    path = "/ui/",
+    responses(
+        (status = 200, description = "Page", body = String, content_type = "text/html"),
+        (status = 401, description = "The credentials are refused", body = String, content_type = "text/html"),
+        (status = 403, description = "The caller has no jobs", body = String, content_type = "text/html"),
+    )
+)]
 async fn page(
     State(app): State<App>,
     axum::Extension(Authenticated(caller)): axum::Extension<Authenticated>,
@@ -48,7 +65,7 @@ async fn page(
         Err(error) => {
             let text =
                 html! { p { (error.chain()) } p { "Give the browser a client certificate that the service accepts." } };
-            (StatusCode::FORBIDDEN, Html(framed(&text).into_string())).into_response()
+            (status_of(&error), Html(framed(&text).into_string())).into_response()
         }
     }
 }
@@ -90,13 +107,13 @@ async fn content(app: &App, caller: &Caller) -> Result<Markup, Error> {
         h2 { "Jobs that have not ended" }
         (jobs(&running))
         h2 { "Last failures" }
-        table {
+        div.table { table {
             tr { th { "job" } th { "state" } th { "first failure" } }
             @for (job, file) in failed.iter().zip(&failures) {
                 tr {
-                    td { (job.new.id) }
+                    td.id { (job.new.id) }
                     td class=(job.state.name()) { (job.state.name()) }
-                    td {
+                    td.wide {
                         @if let Some(file) = file {
                             (file.new.source) " → " (file.new.destination)
                             @if let Some(failure) = &file.failure { br; (failure.text) }
@@ -105,21 +122,21 @@ async fn content(app: &App, caller: &Caller) -> Result<Markup, Error> {
                 }
             }
             @if failed.is_empty() { tr { td colspan="3" { "none" } } }
-        }
+        } }
     })
 }
 
 fn links(app: &App) -> Markup {
     let links = app.service.link_states();
     html! {
-        table {
+        div.table { table {
             tr {
                 th { "source" } th { "destination" } th class="n" { "waiting" } th class="n" { "active" }
                 th class="n" { "maximum" } th class="n" { "success" } th class="n" { "rate" }
             }
             @for (link, state) in &links {
                 tr {
-                    td { (link.source) } td { (link.destination) }
+                    td.wide { (link.source) } td.wide { (link.destination) }
                     td class="n" { (state.queued.files) } td class="n" { (state.queued.active) }
                     td class="n" { (state.most) }
                     td class="n" { @if let Some(success) = state.stats.success { (format!("{:.0} %", success * 100.0)) } }
@@ -127,28 +144,28 @@ fn links(app: &App) -> Markup {
                 }
             }
             @if links.is_empty() { tr { td colspan="7" { "no link has files" } } }
-        }
+        } }
     }
 }
 
 fn jobs(jobs: &[Job]) -> Markup {
     let at = now();
     html! {
-        table {
+        div.table { table {
             tr {
                 th { "job" } th { "state" } th { "owner" } th { "VO" } th class="n" { "priority" }
                 th class="n" { "arrived" } th class="n" { "failed" } th class="n" { "all" } th class="n" { "age" }
             }
             @for job in jobs {
                 tr {
-                    td { (job.new.id) } td class=(job.state.name()) { (job.state.name()) }
-                    td { (job.new.owner.name) } td { (job.new.owner.vo) } td class="n" { (job.new.priority) }
+                    td.id { (job.new.id) } td class=(job.state.name()) { (job.state.name()) }
+                    td.wide { (job.new.owner.name) } td { (job.new.owner.vo) } td class="n" { (job.new.priority) }
                     td class="n" { (job.entries.finished) } td class="n" { (job.entries.failed) }
                     td class="n" { (job.entries.all) }
                     td class="n" { (readable_time(at.since(job.new.submitted))) }
                 }
             }
             @if jobs.is_empty() { tr { td colspan="9" { "none" } } }
-        }
+        } }
     }
 }

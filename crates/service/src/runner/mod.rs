@@ -14,7 +14,7 @@ use sterna_sched::queue::{FileNumber, QueuedFile};
 use sterna_sched::replica::Strategy;
 use sterna_sched::retry::{Next, RetryRules, Tried, after_failure};
 use sterna_sched::scheduler::{Link, Name, QueueName};
-use sterna_sched::state::FileState;
+use sterna_sched::state::{FileState, JobState};
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 use uuid::Uuid;
@@ -36,6 +36,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// Maximum number of files that are read from the store at once. Reason: some MB of memory.
 const READ_TOGETHER_MAX: u32 = 5000;
+
+/// Maximum number of files of an abandoned job that are removed at once. Reason: other writes wait some ms meanwhile.
+const DISCARDED_TOGETHER_MAX: u32 = 5000;
 
 /// Maximum number of reports that are handled in one transaction.
 const REPORTS_TOGETHER_MAX: usize = 500;
@@ -110,6 +113,7 @@ impl Runner {
     /// Runs until the service is dropped.
     pub async fn run(mut self) {
         self.insist("read settings", async || self.service.apply_settings().await).await;
+        self.discard_cut_off().await;
         self.read_paths().await;
         self.recover().await;
         let mut tick = tokio::time::interval(TICK);
@@ -168,6 +172,37 @@ impl Runner {
         self.insist("read files", async || self.store().files(filter.clone()).await).await
     }
 
+    /// Removes the jobs whose upload the end of the last process cut off. Nobody was told that they were accepted.
+    async fn discard_cut_off(&self) {
+        let open = JobFilter { states: vec![JobState::Open], ..JobFilter::default() };
+        let jobs = self.insist("read open jobs", async || self.store().jobs(open.clone()).await).await;
+        for job in jobs {
+            // The interfaces may have begun to take jobs meanwhile.
+            if self.service.shared.uploads.lock().insert(job.new.id) {
+                self.discard(job.new.id);
+            }
+        }
+    }
+
+    /// Removes an open job in the background, a batch of files at a time, so that other writes do not wait.
+    fn discard(&self, job: Uuid) {
+        info!("job {job}: its upload ended early; the job is removed");
+        let service = Arc::clone(&self.service);
+        tokio::spawn(async move {
+            loop {
+                match service.store().discard(job, DISCARDED_TOGETHER_MAX).await {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    Err(e) => {
+                        error!("remove the job {job}: {}; trying again in {STORE_RETRY:?}", e.chain());
+                        tokio::time::sleep(STORE_RETRY).await;
+                    }
+                }
+            }
+            service.shared.uploads.lock().remove(&job);
+        });
+    }
+
     /// Takes over the transfers of the last run: those at agents go on, and those of other workers, which do not exist
     /// any more, start again.
     async fn recover(&mut self) {
@@ -211,8 +246,31 @@ impl Runner {
             let Some(last) = files.last() else { return };
             self.read = last.number;
             let is_all = files.len() < READ_TOGETHER_MAX as usize;
-            self.queue(&files);
+            // Looked up after the read: a job whose upload ends later reports its files itself.
+            let uploads = self.service.shared.uploads.lock().clone();
+            let complete: Vec<File> = files.into_iter().filter(|file| !uploads.contains(&file.job)).collect();
+            self.queue(&complete);
             if is_all {
+                return;
+            }
+        }
+    }
+
+    /// Reads the files of a job whose upload is complete.
+    async fn read_uploaded(&mut self, job: Uuid) {
+        let mut after = None;
+        loop {
+            let filter = FileFilter {
+                jobs: vec![job],
+                states: vec![FileState::Waiting],
+                after,
+                limit: Some(READ_TOGETHER_MAX),
+                ..FileFilter::default()
+            };
+            let files = self.files(filter).await;
+            self.queue(&files);
+            after = files.last().map(|file| file.number);
+            if files.len() < READ_TOGETHER_MAX as usize {
                 return;
             }
         }
@@ -329,6 +387,8 @@ impl Runner {
                 drop(scheduler);
                 self.queue(&again);
             }
+            Order::Uploaded(job) => self.read_uploaded(job).await,
+            Order::Abandoned(job) => self.discard(job),
         }
     }
 

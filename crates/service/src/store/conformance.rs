@@ -128,14 +128,52 @@ async fn an_open_job_grows_until_it_is_complete() {
     store.submit(job(1), vec![file(0, false)], false).await.unwrap();
     assert_eq!(one_job(store, 1).await.state, JobState::Open);
     let many: Vec<NewFile> = (1..2500).map(|entry| file(entry, false)).collect();
-    store.append(Uuid::from_u128(1), many, true).await.unwrap();
+    store.append(Uuid::from_u128(1), many).await.unwrap();
+    assert_eq!(one_job(store, 1).await.state, JobState::Open);
+    assert!(store.feed(0, 100).await.unwrap().is_empty(), "the feed has no job that is not accepted");
+    assert_eq!(store.complete(Uuid::from_u128(1), None).await.unwrap(), Submitted::New);
     let stored = one_job(store, 1).await;
     assert_eq!((stored.state, stored.entries.all), (JobState::Waiting, 2500));
-    let refused = store.append(Uuid::from_u128(1), vec![file(2500, false)], true).await.unwrap_err();
+    assert_eq!(store.feed(0, 100).await.unwrap().len(), 1);
+    let refused = store.append(Uuid::from_u128(1), vec![file(2500, false)]).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Exists);
-    let missing = store.append(Uuid::from_u128(9), vec![file(0, false)], true).await.unwrap_err();
+    assert_eq!(store.complete(Uuid::from_u128(1), None).await.unwrap_err().kind, ErrorKind::Exists);
+    let missing = store.append(Uuid::from_u128(9), vec![file(0, false)]).await.unwrap_err();
     assert_eq!(missing.kind, ErrorKind::NotFound);
     assert_eq!(files_of(store, 1).await.len(), 2500);
+}
+
+#[tokio::test]
+async fn an_open_job_takes_its_key_when_it_is_complete_and_can_be_discarded_before() {
+    let opened = open().await;
+    let store = &*opened.store;
+    let keyed = |id| NewJob { idempotency_key: Some("k".to_owned()), ..job(id) };
+    for id in [1, 2, 3] {
+        let many = (0..100).map(|entry| file(entry, false)).collect();
+        assert_eq!(store.submit(keyed(id), many, false).await.unwrap(), Submitted::New);
+    }
+    // The first that is complete has the key; another upload of the same finds it.
+    let key = || Some("k".to_owned());
+    assert_eq!(store.complete(Uuid::from_u128(2), key()).await.unwrap(), Submitted::New);
+    let first = Submitted::Repeated(Uuid::from_u128(2));
+    assert_eq!(store.complete(Uuid::from_u128(1), key()).await.unwrap(), first);
+    assert_eq!(one_job(store, 1).await.state, JobState::Open);
+    assert_eq!(store.submit(keyed(4), vec![file(0, false)], false).await.unwrap(), first);
+    // In batches, the job last.
+    for (left, is_gone) in [(60, false), (20, false), (0, true)] {
+        assert_eq!(store.discard(Uuid::from_u128(1), 40).await.unwrap(), is_gone);
+        assert_eq!(files_of(store, 1).await.len(), left);
+    }
+    assert!(store.discard(Uuid::from_u128(1), 40).await.unwrap(), "again");
+    let gone = JobFilter { ids: vec![Uuid::from_u128(1)], ..JobFilter::default() };
+    assert!(store.jobs(gone).await.unwrap().is_empty());
+    assert!(store.discard(Uuid::from_u128(2), 40).await.unwrap(), "a complete job stays");
+    assert_eq!(files_of(store, 2).await.len(), 100);
+    // One that is cancelled during its upload takes no more files.
+    store.cancel(Uuid::from_u128(3), "x".to_owned(), NOW).await.unwrap();
+    assert_eq!(store.append(Uuid::from_u128(3), Vec::new()).await.unwrap_err().kind, ErrorKind::Exists);
+    assert!(store.discard(Uuid::from_u128(3), 40).await.unwrap(), "a cancelled job stays");
+    assert_eq!(files_of(store, 3).await.len(), 100);
 }
 
 #[tokio::test]
@@ -370,7 +408,7 @@ async fn a_write_that_fails_takes_back_nothing_of_the_others() {
         async move {
             match id % 2 {
                 0 => store.submit(job(id), vec![file(0, false)], true).await.is_ok(),
-                _ => store.append(Uuid::from_u128(1000 + id), vec![file(0, false)], true).await.is_ok(),
+                _ => store.append(Uuid::from_u128(1000 + id), vec![file(0, false)]).await.is_ok(),
             }
         }
     });

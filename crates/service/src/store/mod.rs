@@ -165,6 +165,8 @@ pub struct FileFilter {
     pub source_endpoint: Option<String>,
     /// Endpoint of the destination.
     pub destination_endpoint: Option<String>,
+    /// Destination.
+    pub destination: Option<String>,
     /// Worker.
     pub worker: Option<String>,
     /// Files after this number.
@@ -229,11 +231,20 @@ pub struct Audit {
 
 /// Store.
 pub trait Store: Send + Sync {
-    /// Stores a job with files. `is_complete`: no more files follow.
+    /// Stores a job with files. `is_complete`: no more files follow. An open job gets its idempotency key when it is
+    /// complete, so that an upload that ends early does not take the key.
     fn submit(&self, job: NewJob, files: Vec<NewFile>, is_complete: bool) -> Stored<'_, Submitted>;
 
-    /// Adds files to an open job. Errors: `NotFound`; `Exists`, when the job is complete.
-    fn append(&self, job: Uuid, files: Vec<NewFile>, is_complete: bool) -> Stored<'_, ()>;
+    /// Adds files to an open job. Errors: `NotFound`; `Exists`, when the job is complete or was cancelled.
+    fn append(&self, job: Uuid, files: Vec<NewFile>) -> Stored<'_, ()>;
+
+    /// Completes an open job, and gives it an idempotency key. Returns `Repeated`, and leaves the job open, if another
+    /// job of the owner has the key. Errors: as of `append`.
+    fn complete(&self, job: Uuid, idempotency_key: Option<String>) -> Stored<'_, Submitted>;
+
+    /// Removes up to `limit` files of an open job, and the job with its last file. Returns true if nothing is left, or
+    /// if the job is not open.
+    fn discard(&self, job: Uuid, limit: u32) -> Stored<'_, bool>;
 
     /// Makes changes, all in one transaction; each on its own may conflict.
     fn change(&self, changes: Vec<Change>) -> Stored<'_, Vec<Changed>>;

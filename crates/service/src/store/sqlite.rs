@@ -346,11 +346,10 @@ async fn submit(
     files: &[NewFile],
     is_complete: bool,
 ) -> Result<Submitted, sqlx::Error> {
-    if let Some(key) = &job.idempotency_key {
-        let known = sqlx::query("SELECT id FROM jobs WHERE credential = ? AND idempotency_key = ?");
-        if let Some(row) = known.bind(&job.owner.credential).bind(key).fetch_optional(&mut *connection).await? {
-            return Ok(Submitted::Repeated(id_of(&row, "id")?));
-        }
+    if let Some(key) = &job.idempotency_key
+        && let Some(first) = job_of_key(connection, &job.owner.credential, key).await?
+    {
+        return Ok(Submitted::Repeated(first));
     }
     let id = job.id.to_string();
     let taken = sqlx::query("SELECT 1 FROM jobs WHERE id = ?1 UNION ALL SELECT 1 FROM jobs_archive WHERE id = ?1");
@@ -377,7 +376,7 @@ async fn submit(
     .bind(job.expires.map(|at| at.0))
     .bind(json(&job.options))
     .bind(job.metadata.as_ref().map(json))
-    .bind(&job.idempotency_key)
+    .bind(job.idempotency_key.as_ref().filter(|_| is_complete))
     .bind(one(|file| &file.source_endpoint))
     .bind(one(|file| &file.destination_endpoint))
     .bind(!is_complete)
@@ -385,45 +384,108 @@ async fn submit(
     .execute(&mut *connection)
     .await?;
     insert_files(connection, job.id, &job.owner.vo, job.priority, job.submitted, files).await?;
-    record(connection, job.submitted, &id, None, Some(state)).await?;
+    // The change feed has no job that may never be accepted.
+    if is_complete {
+        record(connection, job.submitted, &id, None, Some(state)).await?;
+    }
     Ok(Submitted::New)
 }
 
-/// Outcome of an append.
-enum Appended {
-    Done,
+/// Returns the job of an owner that has an idempotency key.
+async fn job_of_key(
+    connection: &mut SqliteConnection,
+    credential: &str,
+    key: &str,
+) -> Result<Option<Uuid>, sqlx::Error> {
+    let known = sqlx::query("SELECT id FROM jobs WHERE credential = ? AND idempotency_key = ?");
+    let row = known.bind(credential).bind(key).fetch_optional(connection).await?;
+    row.map(|row| id_of(&row, "id")).transpose()
+}
+
+/// Outcome of a change of an open job.
+enum OfOpen<T> {
+    Done(T),
     Complete,
     Missing,
 }
 
-async fn append(
-    connection: &mut SqliteConnection,
-    job: Uuid,
-    files: &[NewFile],
-    is_complete: bool,
-) -> Result<Appended, sqlx::Error> {
-    let id = job.to_string();
-    let found = sqlx::query("SELECT vo, priority, submitted, is_open FROM jobs WHERE id = ?");
-    let Some(row) = found.bind(&id).fetch_optional(&mut *connection).await? else { return Ok(Appended::Missing) };
-    if !row.try_get::<bool, _>("is_open")? {
-        return Ok(Appended::Complete);
+impl<T> OfOpen<T> {
+    /// Returns the result. Errors: the job is complete, or does not exist.
+    fn result(self, job: Uuid) -> Result<T, Error> {
+        let refused = |kind, text: &str| {
+            Err(Error::new(kind, Scope::Client, Phase::Prepare, format!("add files to the job {job}: {text}")))
+        };
+        match self {
+            Self::Done(result) => Ok(result),
+            Self::Complete => refused(ErrorKind::Exists, "it is complete, or was cancelled"),
+            Self::Missing => refused(ErrorKind::NotFound, "there is no such job"),
+        }
     }
+}
+
+/// Returns the columns `vo`, `priority`, `submitted` and `credential` of an open job.
+async fn open_job(connection: &mut SqliteConnection, id: &str) -> Result<OfOpen<SqliteRow>, sqlx::Error> {
+    let found = sqlx::query("SELECT vo, priority, submitted, credential, is_open FROM jobs WHERE id = ?");
+    let Some(row) = found.bind(id).fetch_optional(connection).await? else { return Ok(OfOpen::Missing) };
+    Ok(if row.try_get::<bool, _>("is_open")? { OfOpen::Done(row) } else { OfOpen::Complete })
+}
+
+async fn append(connection: &mut SqliteConnection, job: Uuid, files: &[NewFile]) -> Result<OfOpen<()>, sqlx::Error> {
+    let id = job.to_string();
+    let row = match open_job(connection, &id).await? {
+        OfOpen::Done(row) => row,
+        OfOpen::Complete => return Ok(OfOpen::Complete),
+        OfOpen::Missing => return Ok(OfOpen::Missing),
+    };
     let submitted = UnixTime(row.try_get("submitted")?);
     insert_files(connection, job, row.try_get("vo")?, row.try_get("priority")?, submitted, files).await?;
     sqlx::query(
-        "UPDATE jobs SET entries = MAX(entries, ?), is_open = ?, \
+        "UPDATE jobs SET entries = MAX(entries, ?), \
          source_endpoint = COALESCE(source_endpoint, ?), destination_endpoint = COALESCE(destination_endpoint, ?) \
          WHERE id = ?",
     )
     .bind(entries_after(files))
-    .bind(!is_complete)
     .bind(files.first().map(|file| &file.source_endpoint))
     .bind(files.first().map(|file| &file.destination_endpoint))
     .bind(&id)
     .execute(&mut *connection)
     .await?;
-    count(connection, &id, Counted::default(), submitted, None).await?;
-    Ok(Appended::Done)
+    Ok(OfOpen::Done(()))
+}
+
+async fn complete(
+    connection: &mut SqliteConnection,
+    job: Uuid,
+    key: Option<&str>,
+) -> Result<OfOpen<Submitted>, sqlx::Error> {
+    let id = job.to_string();
+    let row = match open_job(connection, &id).await? {
+        OfOpen::Done(row) => row,
+        OfOpen::Complete => return Ok(OfOpen::Complete),
+        OfOpen::Missing => return Ok(OfOpen::Missing),
+    };
+    if let Some(key) = key
+        && let Some(first) = job_of_key(connection, row.try_get("credential")?, key).await?
+    {
+        return Ok(OfOpen::Done(Submitted::Repeated(first)));
+    }
+    let closed = sqlx::query("UPDATE jobs SET is_open = 0, idempotency_key = ? WHERE id = ?");
+    closed.bind(key).bind(&id).execute(&mut *connection).await?;
+    count(connection, &id, Counted::default(), UnixTime(row.try_get("submitted")?), None).await?;
+    Ok(OfOpen::Done(Submitted::New))
+}
+
+async fn discard(connection: &mut SqliteConnection, job: Uuid, limit: u32) -> Result<bool, sqlx::Error> {
+    let id = job.to_string();
+    let OfOpen::Done(_) = open_job(connection, &id).await? else { return Ok(true) };
+    let files = sqlx::query("DELETE FROM files WHERE number IN (SELECT number FROM files WHERE job = ? LIMIT ?)");
+    let removed = files.bind(&id).bind(limit).execute(&mut *connection).await?.rows_affected();
+    if removed == u64::from(limit) {
+        return Ok(false);
+    }
+    sqlx::query("DELETE FROM changes WHERE job = ?").bind(&id).execute(&mut *connection).await?;
+    sqlx::query("DELETE FROM jobs WHERE id = ?").bind(&id).execute(&mut *connection).await?;
+    Ok(true)
 }
 
 /// Changes of the counts of a job.
@@ -659,19 +721,20 @@ impl Store for SqliteStore {
         )
     }
 
-    fn append(&self, job: Uuid, files: Vec<NewFile>, is_complete: bool) -> Stored<'_, ()> {
-        Box::pin(async move {
-            let appended = self
-                .write(move |connection| Box::pin(async move { append(connection, job, &files, is_complete).await }));
-            let refused = |kind, text: &str| {
-                Err(Error::new(kind, Scope::Client, Phase::Prepare, format!("add files to the job {job}: {text}")))
-            };
-            match appended.await? {
-                Appended::Done => Ok(()),
-                Appended::Complete => refused(ErrorKind::Exists, "it is complete"),
-                Appended::Missing => refused(ErrorKind::NotFound, "there is no such job"),
-            }
-        })
+    fn append(&self, job: Uuid, files: Vec<NewFile>) -> Stored<'_, ()> {
+        let appended = self.write(move |connection| Box::pin(async move { append(connection, job, &files).await }));
+        Box::pin(async move { appended.await?.result(job) })
+    }
+
+    fn complete(&self, job: Uuid, idempotency_key: Option<String>) -> Stored<'_, Submitted> {
+        let completed = self.write(move |connection| {
+            Box::pin(async move { complete(connection, job, idempotency_key.as_deref()).await })
+        });
+        Box::pin(async move { completed.await?.result(job) })
+    }
+
+    fn discard(&self, job: Uuid, limit: u32) -> Stored<'_, bool> {
+        Box::pin(self.write(move |connection| Box::pin(async move { discard(connection, job, limit).await })))
     }
 
     fn change(&self, changes: Vec<Change>) -> Stored<'_, Vec<Changed>> {
@@ -751,6 +814,7 @@ impl Store for SqliteStore {
             push_is(&mut query, "vo", &filter.vo);
             push_is(&mut query, "source_endpoint", &filter.source_endpoint);
             push_is(&mut query, "destination_endpoint", &filter.destination_endpoint);
+            push_is(&mut query, "destination", &filter.destination);
             push_is(&mut query, "worker", &filter.worker);
             if let Some(after) = filter.after {
                 query.push(" AND number > ").push_bind(signed(after.0));

@@ -111,29 +111,29 @@ impl fmt::Display for ServiceUrl {
     }
 }
 
-/// Service and credentials: flags of every command that talks to a service.
+/// Service and credentials: flags of every command that talks to a service, and of its subcommands.
 #[derive(Debug, Args)]
 pub struct ServiceFlags {
     /// URL of the service
-    #[arg(long, value_name = "URL", env = "STERNA_SERVICE", default_value = "https://localhost:8446")]
+    #[arg(long, global = true, value_name = "URL", env = "STERNA_SERVICE", default_value = "https://localhost:8446")]
     pub service: ServiceUrl,
     /// Certificate of the user with those of its issuers, in PEM; a proxy certificate too. Default: $X509_USER_PROXY,
     /// or $X509_USER_CERT with $X509_USER_KEY, or that of the trial (`sterna serve --dev`) for a service on this host,
     /// or /tmp/x509up_uUID
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     pub cert: Option<PathBuf>,
     /// Private key of the certificate, in PEM without a passphrase (default: in the file of the certificate)
-    #[arg(long, value_name = "FILE", requires = "cert")]
+    #[arg(long, global = true, value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
     /// Directory with the certificates of the authorities of services, in PEM. Default: that of the trial, or the
     /// authorities of this host with /etc/grid-security/certificates
-    #[arg(long, value_name = "DIR", env = "X509_CERT_DIR")]
+    #[arg(long, global = true, value_name = "DIR", env = "X509_CERT_DIR")]
     pub capath: Option<PathBuf>,
     /// State directory with the files of the trial (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
-    #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
+    #[arg(long, global = true, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
     /// Print each reply of the service as one line of JSON on stdout
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub json: bool,
 }
 

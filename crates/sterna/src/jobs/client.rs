@@ -3,7 +3,9 @@
 //! Turns replies into values, and everything else into errors that name the request and the next step. Replies are
 //! untrusted: their bytes are bounded here, and whoever prints them makes them plain.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
 use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -12,8 +14,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_service::api::native::types::{Accepted, Banned, JobView, Problem};
-use ureq::Agent;
 use ureq::http::{Method, Request, StatusCode};
+use ureq::{Agent, SendBody};
 
 use super::credentials::{Credentials, is_this_host};
 use crate::flags::service::{ServiceFlags, ServiceUrl};
@@ -50,11 +52,40 @@ pub enum CancelOutcome {
     EndedBefore(Answer<JobView>),
 }
 
+/// Bytes of a body.
+#[derive(Clone, Copy)]
+pub enum Content<'a> {
+    /// In memory.
+    Bytes(&'a [u8]),
+    /// A beginning, and then the rest of a file. The file is opened for each attempt.
+    File {
+        /// Beginning.
+        head: &'a [u8],
+        /// File.
+        path: &'a Path,
+        /// Offset of the rest.
+        offset: u64,
+    },
+}
+
+impl Content<'_> {
+    /// Returns the number of bytes; 0 for the rest of a file that cannot be read, which fails later.
+    fn len(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::File { head, path, offset } => {
+                let size = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+                head.len() as u64 + size.saturating_sub(*offset)
+            }
+        }
+    }
+}
+
 /// Body of a request.
 #[derive(Clone, Copy)]
 struct Body<'a> {
     media: &'a str,
-    bytes: &'a [u8],
+    content: Content<'a>,
     /// Key with which the service recognises a repeated request.
     key: Option<&'a str>,
 }
@@ -96,16 +127,16 @@ impl Client {
     }
 
     /// Submits a job. A request that was lost on the way is repeated once: by its key, the service finds the first job.
-    pub fn submit(&self, media: &str, body: &[u8], key: &str) -> Result<Answer<Accepted>, Error> {
+    pub fn submit(&self, media: &str, content: Content<'_>, key: &str) -> Result<Answer<Accepted>, Error> {
         let path = "/api/v1/jobs";
-        let (status, reply) = self.send(&Method::POST, path, Some(Body { media, bytes: body, key: Some(key) }))?;
+        let (status, reply) = self.send(&Method::POST, path, Some(Body { media, content, key: Some(key) }))?;
         self.read(&Method::POST, path, status, &reply)
     }
 
     /// Cancels a job.
     pub fn cancel(&self, job: &str) -> Result<CancelOutcome, Error> {
         let path = format!("/api/v1/jobs/{}/cancel", encoded(job));
-        let body = Body { media: "application/json", bytes: b"", key: None };
+        let body = Body { media: "application/json", content: Content::Bytes(b""), key: None };
         let (status, reply) = self.send(&Method::POST, &path, Some(body))?;
         match status {
             // A problem can have this status too.
@@ -118,21 +149,43 @@ impl Client {
 
     /// Bans an endpoint.
     pub fn ban(&self, endpoint: &str, ban: &Value) -> Result<Answer<Banned>, Error> {
-        let path = format!("/api/v1/bans/{}", encoded(endpoint));
-        let bytes = ban.to_string();
-        let body = Body { media: "application/json", bytes: bytes.as_bytes(), key: None };
-        let (status, reply) = self.send(&Method::PUT, &path, Some(body))?;
-        self.read(&Method::PUT, &path, status, &reply)
+        self.put(&format!("/api/v1/bans/{}", encoded(endpoint)), Some(ban))
     }
 
     /// Lifts the ban of an endpoint.
     pub fn lift(&self, endpoint: &str) -> Result<(), Error> {
-        let path = format!("/api/v1/bans/{}", encoded(endpoint));
-        let (status, reply) = self.send(&Method::DELETE, &path, None)?;
+        self.remove(&format!("/api/v1/bans/{}", encoded(endpoint)))
+    }
+
+    /// Changes a value: fields that are left out stay.
+    pub fn patch<T: DeserializeOwned>(&self, path: &str, change: &Value) -> Result<Answer<T>, Error> {
+        self.change(&Method::PATCH, path, Some(change))
+    }
+
+    /// Sets a value.
+    pub fn put<T: DeserializeOwned>(&self, path: &str, value: Option<&Value>) -> Result<Answer<T>, Error> {
+        self.change(&Method::PUT, path, value)
+    }
+
+    /// Removes a value.
+    pub fn remove(&self, path: &str) -> Result<(), Error> {
+        let (status, reply) = self.send(&Method::DELETE, path, None)?;
         match status {
             StatusCode::NO_CONTENT => Ok(()),
-            _ => self.read::<Value>(&Method::DELETE, &path, status, &reply).map(drop),
+            _ => self.read::<Value>(&Method::DELETE, path, status, &reply).map(drop),
         }
+    }
+
+    fn change<T: DeserializeOwned>(
+        &self,
+        method: &Method,
+        path: &str,
+        value: Option<&Value>,
+    ) -> Result<Answer<T>, Error> {
+        let bytes = value.map(Value::to_string).unwrap_or_default();
+        let body = Body { media: "application/json", content: Content::Bytes(bytes.as_bytes()), key: None };
+        let (status, reply) = self.send(method, path, Some(body))?;
+        self.read(method, path, status, &reply)
     }
 
     fn send(&self, method: &Method, path: &str, body: Option<Body<'_>>) -> Result<(StatusCode, Vec<u8>), Error> {
@@ -162,9 +215,20 @@ impl Client {
                 if let Some(key) = body.key {
                     request = request.header("idempotency-key", key);
                 }
-                let time = REQUEST_TIME_MAX + Duration::from_secs(body.bytes.len() as u64 / BODY_BYTES_PER_S_MIN);
-                let request = self.agent.configure_request(request.body(body.bytes)?);
-                self.agent.run(request.timeout_global(Some(time)).build())?
+                let time = REQUEST_TIME_MAX + Duration::from_secs(body.content.len() / BODY_BYTES_PER_S_MIN);
+                match body.content {
+                    Content::Bytes(bytes) => {
+                        let request = self.agent.configure_request(request.body(bytes)?);
+                        self.agent.run(request.timeout_global(Some(time)).build())?
+                    }
+                    Content::File { head, path, offset } => {
+                        let mut file = File::open(path)?;
+                        file.seek(SeekFrom::Start(offset))?;
+                        let mut content = head.chain(file);
+                        let request = self.agent.configure_request(request.body(SendBody::from_reader(&mut content))?);
+                        self.agent.run(request.timeout_global(Some(time)).build())?
+                    }
+                }
             }
         };
         let status = response.status();

@@ -7,9 +7,10 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_service::api::BODY_BYTES_MAX;
+use sterna_service::api::native::MANIFEST_BYTES_MAX;
 use uuid::Uuid;
 
-use super::client::Client;
+use super::client::{Client, Content};
 use super::table::json_line;
 use super::watch::to_end;
 use crate::flags::service::{JobChecksum, SubmitFlags, name_of};
@@ -21,18 +22,34 @@ const JSON: &str = "application/json";
 /// Media type of a manifest: JSON, one object per line.
 const JSON_LINES: &str = "application/x-ndjson";
 
+/// Maximum bytes of the first line of a manifest, with empty lines before it. Source: the maximum of the service.
+const FIRST_LINE_BYTES_MAX: u64 = 1 << 20;
+
 /// Manifest on stdin.
 const STDIN: &str = "-";
 
 /// Submits a job and prints its identifier. Returns the exit code.
 pub fn run(flags: &SubmitFlags) -> Result<u8, Error> {
-    let (media, body) = match &flags.from {
-        Some(path) => (JSON_LINES, with_options(&read(path)?, options(flags)).map_err(|e| e.at(path.display()))?),
-        None => (JSON, one_file(flags)?.to_string().into_bytes()),
-    };
     let client = Client::new(&flags.service)?;
     let key = flags.idempotency_key.clone().unwrap_or_else(|| Uuid::new_v4().to_string());
-    let accepted = client.submit(media, &body, &key)?;
+    let accepted = match &flags.from {
+        None => {
+            let job = one_file(flags)?.to_string();
+            client.submit(JSON, Content::Bytes(job.as_bytes()), &key)?
+        }
+        Some(path) if path == Path::new(STDIN) => {
+            let manifest = read_stdin()?;
+            let (head, rest) = with_options(&manifest, options(flags)).map_err(|e| e.at(path.display()))?;
+            client.submit(JSON_LINES, Content::Bytes(&[&head, rest].concat()), &key)?
+        }
+        Some(path) => {
+            let begin = read_begin(path)?;
+            let (head, rest) = with_options(&begin, options(flags)).map_err(|e| e.at(path.display()))?;
+            // The rest goes from the file to the service: a manifest can be larger than memory.
+            let offset = (begin.len() - rest.len()) as u64;
+            client.submit(JSON_LINES, Content::File { head: &head, path, offset }, &key)?
+        }
+    };
     let id = accepted.value.id.to_string();
     let line = if flags.service.json { json_line(&accepted.json) } else { id.clone() };
     print_line(line.as_bytes())?;
@@ -86,34 +103,48 @@ fn one_file(flags: &SubmitFlags) -> Result<Value, Error> {
     Ok(job.into())
 }
 
-/// Reads a manifest. Errors: `Usage`, if it cannot be read or is larger than a service takes.
-fn read(path: &Path) -> Result<Vec<u8>, Error> {
+/// Reads a manifest from stdin. It is kept in memory, because a request may be repeated. Errors: `Usage`, if it cannot
+/// be read or is too large to be kept.
+fn read_stdin() -> Result<Vec<u8>, Error> {
     let most = BODY_BYTES_MAX as u64;
     let mut manifest = Vec::new();
-    let done = match path == Path::new(STDIN) {
-        true => std::io::stdin().lock().take(most + 1).read_to_end(&mut manifest),
-        false => File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut manifest)),
-    };
-    done.map_err(|e| usage(format!("read the manifest {}", path.display())).caused_by(e))?;
+    let done = std::io::stdin().lock().take(most + 1).read_to_end(&mut manifest);
+    done.map_err(|e| usage("read the manifest from stdin").caused_by(e))?;
     match manifest.len() as u64 <= most {
         true => Ok(manifest),
-        false => Err(usage(format!("the manifest {} has more than {most} bytes: split it", path.display()))),
+        false => Err(usage(format!("the manifest on stdin has more than {most} bytes: give it as a file"))),
     }
 }
 
-/// Puts options into the first line of a manifest, which is the job. Errors: `Usage`, if that line is no JSON object.
-fn with_options(manifest: &[u8], options: Map<String, Value>) -> Result<Vec<u8>, Error> {
-    let manifest = manifest.trim_ascii_start();
-    if options.is_empty() {
-        return Ok(manifest.to_owned());
+/// Reads the beginning of a manifest, with its first line. Errors: `Usage`, if it cannot be read, or is larger than a
+/// service takes.
+fn read_begin(path: &Path) -> Result<Vec<u8>, Error> {
+    let failed = |e| usage(format!("read the manifest {}", path.display())).caused_by(e);
+    let file = File::open(path).map_err(failed)?;
+    let size = file.metadata().map_err(failed)?.len();
+    if size > MANIFEST_BYTES_MAX {
+        let text = format!("the manifest {} has more than {MANIFEST_BYTES_MAX} bytes: split it", path.display());
+        return Err(usage(text));
     }
+    let mut begin = Vec::new();
+    file.take(FIRST_LINE_BYTES_MAX).read_to_end(&mut begin).map_err(failed)?;
+    Ok(begin)
+}
+
+/// Puts options into the first line of a manifest, which is the job. Returns that line, and the rest that was given.
+/// Errors: `Usage`, if the line is no JSON object.
+fn with_options(manifest: &[u8], options: Map<String, Value>) -> Result<(Vec<u8>, &[u8]), Error> {
+    let manifest = manifest.trim_ascii_start();
     let end = manifest.iter().position(|byte| *byte == b'\n').unwrap_or(manifest.len());
     let (first, rest) = manifest.split_at(end);
+    if options.is_empty() {
+        return Ok((first.to_owned(), rest));
+    }
     let mut job: Map<String, Value> = serde_json::from_slice(first).map_err(|e| {
         usage("the first line of the manifest is the job: expected a JSON object, such as {}").caused_by(e)
     })?;
     job.extend(options);
-    Ok([Value::Object(job).to_string().as_bytes(), rest].concat())
+    Ok((Value::Object(job).to_string().into_bytes(), rest))
 }
 
 #[cfg(test)]
@@ -169,10 +200,10 @@ mod tests {
     #[test]
     fn flags_change_the_first_line_of_a_manifest_only() {
         let manifest = b"\n{\"priority\": 2, \"metadata\": {\"a\": 1}}\n{\"sources\": [\"x://y\"]}\n";
-        let kept = with_options(manifest, Map::new()).unwrap();
-        assert_eq!(kept, manifest.trim_ascii_start());
+        let whole = |options| with_options(manifest, options).map(|(first, rest)| [&first, rest].concat());
+        assert_eq!(whole(Map::new()).unwrap(), manifest.trim_ascii_start());
         let options = options(&flags(&["--from=-", "--priority=4"]));
-        let changed = with_options(manifest, options.clone()).unwrap();
+        let changed = whole(options.clone()).unwrap();
         let expected = b"{\"metadata\":{\"a\":1},\"priority\":4}\n{\"sources\": [\"x://y\"]}\n";
         assert_eq!(String::from_utf8_lossy(&changed), String::from_utf8_lossy(expected));
         assert_eq!(with_options(b"[]", options).unwrap_err().exit_code(), 2);

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::http::Http;
+
 /// Maximum number of looks at a job that should end. Reason: a busy machine; a test that passes needs a few hundred.
 const LOOKS_MAX: usize = 20_000;
 
@@ -24,6 +26,10 @@ pub struct Serve {
     cert: String,
     key: String,
     token: String,
+    /// Arguments of `sterna serve`, without the address.
+    arguments: Vec<String>,
+    /// Files that the service reads.
+    _files: Option<TempDir>,
 }
 
 /// Output of a client.
@@ -71,14 +77,48 @@ impl Serve {
     pub fn start() -> Self {
         let state = tempfile::tempdir().unwrap();
         let port = free_port();
-        let (process, ready) = start(state.path(), port);
+        let arguments = vec!["--dev".to_owned()];
+        let (process, ready) = start(state.path(), port, &arguments);
         let value = |name: &str| {
             let mut words = ready.split_whitespace().skip_while(|word| *word != name);
             words.nth(1).unwrap_or_else(|| panic!("no {name} in {ready}")).to_owned()
         };
         let url = value("ready").replace("127.0.0.1", "localhost");
         let (capath, cert, key) = (value("capath"), value("cert"), value("key"));
-        Self { process, port, url, capath, cert, key, token: value("token"), state }
+        Self { process, port, url, capath, cert, key, token: value("token"), state, arguments, _files: None }
+    }
+
+    /// Starts a service that is no trial, with the certificates of one. `files`: directory of the configuration.
+    pub fn start_with_users(config: &Path, files: TempDir, arguments: &[&str]) -> Self {
+        let mut serve = Self::start();
+        let dev = serve.state.path().join("service/dev");
+        let path = |name: &str| dev.join(name).to_str().unwrap().to_owned();
+        let flags = [
+            ("--tls-cert", path("server.pem")),
+            ("--tls-key", path("server.key")),
+            ("--client-ca", path("certificates")),
+            ("--config", config.to_str().unwrap().to_owned()),
+        ];
+        serve.arguments = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+        serve.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        serve._files = Some(files);
+        serve.kill_and_start();
+        serve
+    }
+
+    /// Returns the certificate and the key of the user.
+    pub fn pair(&self) -> (PathBuf, PathBuf) {
+        (PathBuf::from(&self.cert), PathBuf::from(&self.key))
+    }
+
+    /// Returns a client with the certificate of the user.
+    pub fn http(&self) -> Http {
+        Http::new(&self.url, Path::new(&self.capath), Some((Path::new(&self.cert), Path::new(&self.key))))
+    }
+
+    /// Returns the log of the service.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.state.path().join("log")).unwrap()
     }
 
     /// Returns the URL.
@@ -86,11 +126,16 @@ impl Serve {
         &self.url
     }
 
+    /// Returns the state directory.
+    pub fn state_dir(&self) -> &Path {
+        self.state.path()
+    }
+
     /// Ends the process as a power cut would, and starts another one on the same state.
     pub fn kill_and_start(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
-        self.process = start(self.state.path(), self.port).0;
+        self.process = start(self.state.path(), self.port, &self.arguments).0;
     }
 
     /// Returns a command of the FTS3 client, with the endpoint and the credentials of the trial.
@@ -191,6 +236,16 @@ impl Drop for Serve {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        let log = self.log();
+        if std::thread::panicking() {
+            // Tests show what they print when they fail.
+            #[allow(clippy::print_stdout)]
+            {
+                println!("log of the service:\n{log}");
+            }
+        } else {
+            assert!(!log.contains("panicked"), "{log}");
+        }
     }
 }
 
@@ -210,11 +265,14 @@ fn free_port() -> u16 {
 }
 
 /// Starts a service, and returns it with its first line.
-fn start(state: &Path, port: u16) -> (Child, String) {
+fn start(state: &Path, port: u16, arguments: &[String]) -> (Child, String) {
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(state.join("log")).unwrap();
     let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
-        .args(["serve", "--dev", "--listen", &format!("127.0.0.1:{port}"), "--state"])
+        .args(["serve", "--listen", &format!("127.0.0.1:{port}"), "--state"])
         .arg(state)
+        .args(arguments)
         .stdout(Stdio::piped())
+        .stderr(log)
         .spawn()
         .unwrap();
     let mut ready = String::new();

@@ -3,9 +3,18 @@
 //!
 //! `scripts/setup.sh test` installs the package in `target/fts3-client`.
 
+mod access;
 mod agents;
 mod client;
 mod commands;
+mod config;
+mod hostile;
+mod http;
+mod people;
+mod properties;
+mod replies;
+mod secrets;
+mod upload;
 
 use client::Serve;
 use serde_json::Value;

@@ -1,13 +1,17 @@
 //! Replies of the FTS3 interface: JSON, and the shape of its failures.
 
+use std::collections::BTreeMap;
+
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde_json::Value;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
+use super::types::{Failure, fields};
 use crate::api::app::{caller_of, status_of};
+use crate::api::description::failures;
 use crate::caller::Caller;
 
 /// Failure, as a reply.
@@ -32,7 +36,21 @@ impl IntoResponse for Failed {
     fn into_response(self) -> Response {
         let reason = self.status.canonical_reason().unwrap_or("Error");
         let status = format!("{} {reason}", self.status.as_u16());
-        json_reply(self.status, &json!({"status": status, "message": self.message}))
+        json_reply(self.status, &Value::Object(fields(&Failure { status, message: self.message })))
+    }
+}
+
+/// Returns the reply to a request that the router has refused.
+pub fn failure(status: StatusCode, text: String) -> Response {
+    Failed::new(status, text).into_response()
+}
+
+/// Failures that every request can have.
+pub(super) enum Refusals {}
+
+impl utoipa::IntoResponses for Refusals {
+    fn responses() -> BTreeMap<String, utoipa::openapi::RefOr<utoipa::openapi::Response>> {
+        failures("Failure")
     }
 }
 
@@ -55,5 +73,17 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failed> {
         caller_of(parts).map_err(Failed::from)
+    }
+}
+
+/// Returns an endpoint: a scheme and a host, or `*`.
+pub(super) fn endpoint(name: &str) -> Result<String, Failed> {
+    let is_endpoint =
+        name == "*" || name.split_once("://").is_some_and(|(scheme, host)| !scheme.is_empty() && !host.is_empty());
+    match is_endpoint {
+        true => Ok(name.trim_end_matches('/').to_owned()),
+        false => {
+            Err(Failed::new(StatusCode::BAD_REQUEST, format!("{name} is not a storage: expected SCHEME://HOST, or *")))
+        }
     }
 }

@@ -2,22 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use axum::Router;
-use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::answer::{Failed, Reply, json_reply};
+use sterna_proto::Error;
+use sterna_sched::time::UnixTime;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::answer::{Failed, Refusals, Reply, endpoint, json_reply};
 use super::reply;
 use crate::api::app::App;
+use crate::api::body::{Small, Whole};
 use crate::caller::{Caller, Level, Operation};
-use crate::settings::{ActivitySettings, Ban, BanKind, LinkSettings, ShareSettings, UserBan, kind, read};
+use crate::settings::{ActivitySettings, Ban, BanKind, LinkSettings, ShareSettings, UserBan, WEIGHT_MAX, kind, read};
 use crate::store::Setting;
-use sterna_sched::time::UnixTime;
 
 /// Columns of an endpoint in FTS3's replies.
 const ENDPOINT_COLUMNS: [&str; 12] = [
@@ -39,21 +42,21 @@ const ENDPOINT_COLUMNS: [&str; 12] = [
 const AUDIT_MAX: u32 = 1000;
 
 /// Returns the routes.
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/ban/se", get(bans).post(ban).delete(unban))
-        .route("/ban/dn", get(user_bans).post(ban_user).delete(unban_user))
-        .route("/config", get(index))
-        .route("/config/se", get(endpoints).post(set_endpoints).delete(remove_endpoint))
-        .route("/config/links", get(links).post(set_link))
-        .route("/config/links/{name}", get(link).delete(remove_link))
-        .route("/config/shares", get(shares).post(set_share).delete(remove_share))
-        .route("/config/activity_shares", get(activities).post(set_activities))
-        .route("/config/activity_shares/{vo}", get(activities_of).delete(remove_activities))
-        .route("/config/global", get(defaults).post(set_defaults).delete(remove_defaults))
-        .route("/config/authorize", get(grants).post(set_grant).delete(remove_grant))
-        .route("/config/audit", get(audit))
-        .route("/config/drain", post(drain))
+pub fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::default()
+        .routes(routes!(bans, ban, unban))
+        .routes(routes!(user_bans, ban_user, unban_user))
+        .routes(routes!(index))
+        .routes(routes!(endpoints, set_endpoints, remove_endpoint))
+        .routes(routes!(links, set_link))
+        .routes(routes!(link, remove_link))
+        .routes(routes!(shares, set_share, remove_share))
+        .routes(routes!(activities, set_activities))
+        .routes(routes!(activities_of, remove_activities))
+        .routes(routes!(defaults, set_defaults, remove_defaults))
+        .routes(routes!(grants, set_grant, remove_grant))
+        .routes(routes!(audit))
+        .routes(routes!(drain))
 }
 
 fn bad(message: impl Into<String>) -> Failed {
@@ -89,16 +92,13 @@ fn number(object: &Map<String, Value>, key: &str) -> Result<Option<u32>, Failed>
     }
 }
 
-/// Returns an endpoint: a scheme and a host, or `*`.
-fn endpoint(name: &str) -> Result<String, Failed> {
-    let is_endpoint =
-        name == "*" || name.split_once("://").is_some_and(|(scheme, host)| !scheme.is_empty() && !host.is_empty());
-    match is_endpoint {
-        true => Ok(name.trim_end_matches('/').to_owned()),
-        false => Err(bad(format!("{name} is not a storage: expected SCHEME://HOST, or *"))),
-    }
-}
-
+/// `GET /config`: links to the settings.
+#[utoipa::path(
+    get,
+    path = "/config",
+    operation_id = "config_index",
+    responses((status = 200, description = "Links", body = Value), Refusals)
+)]
 async fn index(caller: Caller) -> Reply {
     caller.check_level(Operation::Config, Level::Vo)?;
     Ok(json_reply(
@@ -114,6 +114,12 @@ async fn index(caller: Caller) -> Reply {
     ))
 }
 
+/// `GET /ban/se`: banned storages.
+#[utoipa::path(
+    get,
+    path = "/ban/se",
+    responses((status = 200, description = "Bans", body = Vec<Value>), Refusals)
+)]
 async fn bans(caller: Caller, State(app): State<App>) -> Reply {
     let settings = app.service.settings(&caller, kind::BAN).await?;
     let ban = |setting: &Setting| {
@@ -131,7 +137,15 @@ async fn bans(caller: Caller, State(app): State<App>) -> Reply {
     Ok(json_reply(StatusCode::OK, &Value::Array(settings.iter().filter_map(ban).collect())))
 }
 
-async fn ban(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
+/// `POST /ban/se`: bans a storage.
+#[utoipa::path(
+    post,
+    path = "/ban/se",
+    request_body = Value,
+    responses((status = 200, description = "Jobs with files of the storage", body = Vec<String>), Refusals)
+)]
+async fn ban(caller: Caller, State(app): State<App>, Whole(body): Small) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let request = object(&body)?;
     let storage = endpoint(&text(&request, "storage")?)?;
     let status = request.get("status").and_then(Value::as_str).unwrap_or("cancel").to_ascii_lowercase();
@@ -147,12 +161,22 @@ async fn ban(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
     Ok(json_reply(StatusCode::OK, &json!(jobs.iter().map(ToString::to_string).collect::<Vec<_>>())))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct StorageQuery {
+    /// Storage.
     storage: Option<String>,
 }
 
-async fn unban(caller: Caller, State(app): State<App>, Query(query): Query<StorageQuery>, body: Bytes) -> Reply {
+/// `DELETE /ban/se`: lifts the ban of a storage.
+#[utoipa::path(
+    delete,
+    path = "/ban/se",
+    params(StorageQuery),
+    responses((status = 204, description = "The ban is lifted"), Refusals)
+)]
+async fn unban(caller: Caller, State(app): State<App>, Query(query): Query<StorageQuery>, Whole(body): Small) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let storage = match query.storage {
         Some(storage) => storage,
         None => text(&object(&body)?, "storage")?,
@@ -161,6 +185,12 @@ async fn unban(caller: Caller, State(app): State<App>, Query(query): Query<Stora
     Ok(no_content())
 }
 
+/// `GET /ban/dn`: banned users.
+#[utoipa::path(
+    get,
+    path = "/ban/dn",
+    responses((status = 200, description = "Bans", body = Vec<Value>), Refusals)
+)]
 async fn user_bans(caller: Caller, State(app): State<App>) -> Reply {
     let settings = app.service.settings(&caller, kind::BANNED_USER).await?;
     let ban = |setting: &Setting| {
@@ -173,7 +203,19 @@ async fn user_bans(caller: Caller, State(app): State<App>) -> Reply {
     Ok(json_reply(StatusCode::OK, &Value::Array(settings.iter().filter_map(ban).collect())))
 }
 
-async fn ban_user(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
+/// `POST /ban/dn`: bans a user.
+#[utoipa::path(
+    post,
+    path = "/ban/dn",
+    request_body = Value,
+    responses(
+        (status = 200, description = "Jobs of the user", body = Vec<String>),
+        (status = 409, description = "The user is the caller", body = super::types::Failure),
+        Refusals,
+    )
+)]
+async fn ban_user(caller: Caller, State(app): State<App>, Whole(body): Small) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let request = object(&body)?;
     let name = text(&request, "user_dn")?;
     let message = request.get("message").and_then(Value::as_str).unwrap_or_default();
@@ -181,12 +223,27 @@ async fn ban_user(caller: Caller, State(app): State<App>, body: Bytes) -> Reply 
     Ok(json_reply(StatusCode::OK, &json!(jobs.iter().map(ToString::to_string).collect::<Vec<_>>())))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct UserQuery {
+    /// Name of the user.
     user_dn: Option<String>,
 }
 
-async fn unban_user(caller: Caller, State(app): State<App>, Query(query): Query<UserQuery>, body: Bytes) -> Reply {
+/// `DELETE /ban/dn`: lifts the ban of a user.
+#[utoipa::path(
+    delete,
+    path = "/ban/dn",
+    params(UserQuery),
+    responses((status = 204, description = "The ban is lifted"), Refusals)
+)]
+async fn unban_user(
+    caller: Caller,
+    State(app): State<App>,
+    Query(query): Query<UserQuery>,
+    Whole(body): Small,
+) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let name = match query.user_dn {
         Some(name) => name,
         None => text(&object(&body)?, "user_dn")?,
@@ -195,11 +252,20 @@ async fn unban_user(caller: Caller, State(app): State<App>, Query(query): Query<
     Ok(no_content())
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct EndpointQuery {
+    /// Storage; without it all.
     se: Option<String>,
 }
 
+/// `GET /config/se`: settings of storages.
+#[utoipa::path(
+    get,
+    path = "/config/se",
+    params(EndpointQuery),
+    responses((status = 200, description = "Settings by storage", body = Value), Refusals)
+)]
 async fn endpoints(caller: Caller, State(app): State<App>, Query(query): Query<EndpointQuery>) -> Reply {
     let settings = app.service.settings(&caller, kind::ENDPOINT).await?;
     let wanted = |setting: &&Setting| query.se.as_ref().is_none_or(|se| *se == setting.name);
@@ -212,37 +278,58 @@ async fn endpoints(caller: Caller, State(app): State<App>, Query(query): Query<E
     Ok(json_reply(StatusCode::OK, &Value::Object(settings.iter().filter(wanted).map(endpoint).collect())))
 }
 
-async fn set_endpoints(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
+/// `POST /config/se`: changes settings of storages.
+#[utoipa::path(
+    post,
+    path = "/config/se",
+    request_body = Value,
+    responses((status = 200, description = "Settings of the request", body = Value), Refusals)
+)]
+async fn set_endpoints(caller: Caller, State(app): State<App>, Whole(body): Small) -> Reply {
     caller.check_level(Operation::Config, Level::All)?;
     let request = object(&body)?;
     let mut replies = Vec::new();
     for (name, value) in &request {
         let name = endpoint(name)?;
         let value = value.as_object().ok_or_else(|| bad(format!("{name}: expected a JSON object")))?;
-        let known = app.service.settings(&caller, kind::ENDPOINT).await?.into_iter().find(|one| one.name == name);
-        let mut stored = known.and_then(|setting| setting.value.as_object().cloned()).unwrap_or_default();
+        let mut changed = Map::new();
         if let Some(info) = value.get("se_info") {
             let info = info.as_object().ok_or_else(|| bad("se_info: expected a JSON object"))?;
-            for key in ["inbound_max_active", "outbound_max_active"] {
-                number(info, key)?;
-            }
             let columns = info.iter().filter(|(key, _)| ENDPOINT_COLUMNS.contains(&key.as_str()));
-            let columns: Map<String, Value> = columns.map(|(key, value)| (key.clone(), value.clone())).collect();
+            let mut columns: Map<String, Value> = columns.map(|(key, value)| (key.clone(), value.clone())).collect();
+            for key in ["inbound_max_active", "outbound_max_active"] {
+                // The scheduler reads numbers only.
+                let number = number(info, key)?;
+                columns.entry(key).and_modify(|value| *value = json!(number));
+            }
             let mut shown = Map::from_iter([("storage".to_owned(), Value::from(name.clone()))]);
             shown.extend(columns.clone());
             replies.push(Value::Object(shown));
-            stored.extend(columns);
+            changed.extend(columns);
         }
         if let Some(operations) = value.get("operations") {
             replies.push(operations.clone());
-            stored.insert("operations".to_owned(), operations.clone());
+            changed.insert("operations".to_owned(), operations.clone());
         }
-        app.service.set(&caller, kind::ENDPOINT, &name, Some(Value::Object(stored)), "set-se-config").await?;
+        let merged = |known: Option<Value>| -> Result<Option<Value>, Error> {
+            let mut stored = known.and_then(|value| value.as_object().cloned()).unwrap_or_default();
+            stored.extend(changed);
+            Ok(Some(Value::Object(stored)))
+        };
+        app.service.amend(&caller, kind::ENDPOINT, &name, "set-se-config", merged).await?;
     }
     Ok(json_reply(StatusCode::OK, &Value::Array(replies)))
 }
 
+/// `DELETE /config/se`: removes the settings of a storage.
+#[utoipa::path(
+    delete,
+    path = "/config/se",
+    params(EndpointQuery),
+    responses((status = 204, description = "It is removed"), Refusals)
+)]
 async fn remove_endpoint(caller: Caller, State(app): State<App>, Query(query): Query<EndpointQuery>) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let name = query.se.ok_or_else(|| bad("Missing parameter: 'se'"))?;
     app.service.set(&caller, kind::ENDPOINT, &name, None, "delete-se-config").await?;
     Ok(no_content())
@@ -265,11 +352,24 @@ fn shown_link(setting: &Setting) -> Option<Value> {
     }))
 }
 
+/// `GET /config/links`: settings of links.
+#[utoipa::path(
+    get,
+    path = "/config/links",
+    responses((status = 200, description = "Links", body = Vec<Value>), Refusals)
+)]
 async fn links(caller: Caller, State(app): State<App>) -> Reply {
     let settings = app.service.settings(&caller, kind::LINK).await?;
     Ok(json_reply(StatusCode::OK, &Value::Array(settings.iter().filter_map(shown_link).collect())))
 }
 
+/// `GET /config/links/{name}`: settings of a link.
+#[utoipa::path(
+    get,
+    path = "/config/links/{name}",
+    params(("name" = String, Path, description = "Name that an operator chose")),
+    responses((status = 200, description = "Link", body = Value), Refusals)
+)]
 async fn link(caller: Caller, State(app): State<App>, Path(name): Path<String>) -> Reply {
     let settings = app.service.settings(&caller, kind::LINK).await?;
     let link = settings.iter().find(|setting| setting.name == name).and_then(shown_link);
@@ -277,7 +377,15 @@ async fn link(caller: Caller, State(app): State<App>, Path(name): Path<String>) 
         .ok_or_else(|| Failed::new(StatusCode::NOT_FOUND, "Link does not exist"))
 }
 
-async fn set_link(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
+/// `POST /config/links`: sets a link.
+#[utoipa::path(
+    post,
+    path = "/config/links",
+    request_body = Value,
+    responses((status = 201, description = "Link", body = Value), Refusals)
+)]
+async fn set_link(caller: Caller, State(app): State<App>, Whole(body): Small) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let request = object(&body)?;
     let (source, destination) = (text(&request, "source")?, text(&request, "destination")?);
     let (source, destination) = (endpoint(&source)?, endpoint(&destination)?);
@@ -295,22 +403,44 @@ async fn set_link(caller: Caller, State(app): State<App>, body: Bytes) -> Reply 
     Ok(json_reply(StatusCode::CREATED, &Value::Object(request)))
 }
 
+/// `DELETE /config/links/{name}`: removes a link.
+#[utoipa::path(
+    delete,
+    path = "/config/links/{name}",
+    params(("name" = String, Path, description = "Name that an operator chose")),
+    responses((status = 204, description = "It is removed"), Refusals)
+)]
 async fn remove_link(caller: Caller, State(app): State<App>, Path(name): Path<String>) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     app.service.set(&caller, kind::LINK, &name, None, "link-delete").await?;
     Ok(no_content())
 }
 
+/// `GET /config/shares`: shares of virtual organisations.
+#[utoipa::path(
+    get,
+    path = "/config/shares",
+    responses((status = 200, description = "Shares", body = Vec<Value>), Refusals)
+)]
 async fn shares(caller: Caller, State(app): State<App>) -> Reply {
     let settings = app.service.settings(&caller, kind::SHARE).await?;
     let shares = settings.iter().filter_map(|setting| serde_json::to_value(read::<ShareSettings>(setting)?).ok());
     Ok(json_reply(StatusCode::OK, &Value::Array(shares.collect())))
 }
 
-async fn set_share(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
+/// `POST /config/shares`: sets the share of a virtual organisation on a link.
+#[utoipa::path(
+    post,
+    path = "/config/shares",
+    request_body = Value,
+    responses((status = 200, description = "Share", body = f64, content_type = "application/json"), Refusals)
+)]
+async fn set_share(caller: Caller, State(app): State<App>, Whole(body): Small) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let request = object(&body)?;
     let (source, destination) = (text(&request, "source")?, text(&request, "destination")?);
     let (source, destination, vo) = (endpoint(&source)?, endpoint(&destination)?, text(&request, "vo")?);
-    let share = request.get("share").and_then(Value::as_f64).filter(|share| *share >= 0.0);
+    let share = request.get("share").and_then(Value::as_f64).filter(|share| (0.0..=WEIGHT_MAX).contains(share));
     let share = share.ok_or_else(|| bad("Bad share value"))?;
     let name = format!("{source} {destination} {vo}");
     let value = json!({"source": source, "destination": destination, "vo": vo, "share": share});
@@ -318,19 +448,37 @@ async fn set_share(caller: Caller, State(app): State<App>, body: Bytes) -> Reply
     Ok(json_reply(StatusCode::OK, request.get("share").unwrap_or(&Value::Null)))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct ShareQuery {
+    /// Source storage, or `*`.
     source: String,
+    /// Destination storage, or `*`.
     destination: String,
+    /// Virtual organisation.
     vo: String,
 }
 
+/// `DELETE /config/shares`: removes a share.
+#[utoipa::path(
+    delete,
+    path = "/config/shares",
+    params(ShareQuery),
+    responses((status = 204, description = "It is removed"), Refusals)
+)]
 async fn remove_share(caller: Caller, State(app): State<App>, Query(query): Query<ShareQuery>) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let name = format!("{} {} {}", query.source, query.destination, query.vo);
     app.service.set(&caller, kind::SHARE, &name, None, "share-delete").await?;
     Ok(no_content())
 }
 
+/// `GET /config/activity_shares`: shares of activities.
+#[utoipa::path(
+    get,
+    path = "/config/activity_shares",
+    responses((status = 200, description = "Shares by virtual organisation", body = Value), Refusals)
+)]
 async fn activities(caller: Caller, State(app): State<App>) -> Reply {
     let settings = app.service.settings(&caller, kind::ACTIVITIES).await?;
     let shown = |setting: &Setting| {
@@ -340,6 +488,13 @@ async fn activities(caller: Caller, State(app): State<App>) -> Reply {
     Ok(json_reply(StatusCode::OK, &Value::Object(settings.iter().filter_map(shown).collect())))
 }
 
+/// `GET /config/activity_shares/{vo}`: shares of the activities of a virtual organisation.
+#[utoipa::path(
+    get,
+    path = "/config/activity_shares/{vo}",
+    params(("vo" = String, Path, description = "Virtual organisation")),
+    responses((status = 200, description = "Shares", body = Value), Refusals)
+)]
 async fn activities_of(caller: Caller, State(app): State<App>, Path(vo): Path<String>) -> Reply {
     let settings = app.service.settings(&caller, kind::ACTIVITIES).await?;
     let found = settings.iter().find(|setting| setting.name == vo).and_then(read::<ActivitySettings>);
@@ -347,7 +502,15 @@ async fn activities_of(caller: Caller, State(app): State<App>, Path(vo): Path<St
     Ok(json_reply(StatusCode::OK, &json!({"share": found.share, "active": found.active})))
 }
 
-async fn set_activities(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
+/// `POST /config/activity_shares`: sets the shares of activities.
+#[utoipa::path(
+    post,
+    path = "/config/activity_shares",
+    request_body = Value,
+    responses((status = 200, description = "Shares", body = Value), Refusals)
+)]
+async fn set_activities(caller: Caller, State(app): State<App>, Whole(body): Small) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let request = object(&body)?;
     let vo = text(&request, "vo")?;
     // An object, or a list of objects with one activity each.
@@ -360,7 +523,7 @@ async fn set_activities(caller: Caller, State(app): State<App>, body: Bytes) -> 
     };
     let mut weights = BTreeMap::new();
     for (activity, share) in &shares {
-        let share = share.as_f64().filter(|share| *share >= 0.0);
+        let share = share.as_f64().filter(|share| (0.0..=WEIGHT_MAX).contains(share));
         weights.insert(activity.clone(), share.ok_or_else(|| bad(format!("Bad share value of {activity}")))?);
     }
     if weights.is_empty() {
@@ -373,11 +536,25 @@ async fn set_activities(caller: Caller, State(app): State<App>, body: Bytes) -> 
     Ok(json_reply(StatusCode::OK, &json!({"vo": vo, "active": active, "activity_share": list})))
 }
 
+/// `DELETE /config/activity_shares/{vo}`: removes the shares of activities.
+#[utoipa::path(
+    delete,
+    path = "/config/activity_shares/{vo}",
+    params(("vo" = String, Path, description = "Virtual organisation")),
+    responses((status = 204, description = "It is removed"), Refusals)
+)]
 async fn remove_activities(caller: Caller, State(app): State<App>, Path(vo): Path<String>) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     app.service.set(&caller, kind::ACTIVITIES, &vo, None, "activity-share-delete").await?;
     Ok(no_content())
 }
 
+/// `GET /config/global`: defaults of virtual organisations.
+#[utoipa::path(
+    get,
+    path = "/config/global",
+    responses((status = 200, description = "Defaults by virtual organisation", body = Value), Refusals)
+)]
 async fn defaults(caller: Caller, State(app): State<App>) -> Reply {
     let settings = app.service.settings(&caller, kind::DEFAULTS).await?;
     let mut shown = Map::from_iter([("*".to_owned(), json!({}))]);
@@ -385,44 +562,80 @@ async fn defaults(caller: Caller, State(app): State<App>) -> Reply {
     Ok(json_reply(StatusCode::OK, &Value::Object(shown)))
 }
 
-async fn set_defaults(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
+/// Returns the number of further attempts: below 0 there are none.
+fn retries(request: &Map<String, Value>) -> Result<i64, Failed> {
+    let Some(value) = request.get("retry").filter(|value| !value.is_null()) else { return Ok(0) };
+    let number = value.as_i64().or_else(|| value.as_str().and_then(|text| text.parse().ok()));
+    number.ok_or_else(|| bad(format!("retry: {value} is not an integer")))
+}
+
+/// `POST /config/global`: sets the defaults of a virtual organisation.
+#[utoipa::path(
+    post,
+    path = "/config/global",
+    request_body = Value,
+    responses((status = 200, description = "Defaults", body = Value), Refusals)
+)]
+async fn set_defaults(caller: Caller, State(app): State<App>, Whole(body): Small) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let request = object(&body)?;
     let vo = request.get("vo_name").and_then(Value::as_str).unwrap_or("*").to_owned();
-    for key in ["max_time_queue", "global_timeout", "sec_per_mb"] {
-        number(&request, key)?;
-    }
-    let field =
-        |key: &str, default: Value| request.get(key).filter(|value| !value.is_null()).cloned().unwrap_or(default);
+    let count = |key: &str| number(&request, key).map(|number| number.unwrap_or(0));
+    let flag = |key: &str| request.get(key).and_then(Value::as_bool).unwrap_or(false);
     let value = json!({
         "vo_name": vo,
-        "retry": field("retry", json!(0)),
-        "max_time_queue": field("max_time_queue", json!(0)),
-        "global_timeout": field("global_timeout", json!(0)),
-        "sec_per_mb": field("sec_per_mb", json!(0)),
-        "show_user_dn": field("show_user_dn", json!(false)),
-        "no_streaming": field("no_streaming", json!(false)),
+        "retry": retries(&request)?,
+        "max_time_queue": count("max_time_queue")?,
+        "global_timeout": count("global_timeout")?,
+        "sec_per_mb": count("sec_per_mb")?,
+        "show_user_dn": flag("show_user_dn"),
+        "no_streaming": flag("no_streaming"),
     });
     app.service.set(&caller, kind::DEFAULTS, &vo, Some(value.clone()), "set-globals").await?;
     Ok(json_reply(StatusCode::OK, &value))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct VoQuery {
+    /// Virtual organisation; without it `*`.
     vo_name: Option<String>,
 }
 
+/// `DELETE /config/global`: removes the defaults of a virtual organisation.
+#[utoipa::path(
+    delete,
+    path = "/config/global",
+    params(VoQuery),
+    responses((status = 204, description = "It is removed"), Refusals)
+)]
 async fn remove_defaults(caller: Caller, State(app): State<App>, Query(query): Query<VoQuery>) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let vo = query.vo_name.unwrap_or_else(|| "*".to_owned());
     app.service.set(&caller, kind::DEFAULTS, &vo, None, "delete-globals").await?;
     Ok(no_content())
 }
 
+/// `GET /config/authorize`: operations that users may do.
+#[utoipa::path(
+    get,
+    path = "/config/authorize",
+    responses((status = 200, description = "Grants", body = Vec<Value>), Refusals)
+)]
 async fn grants(caller: Caller, State(app): State<App>) -> Reply {
     let settings = app.service.settings(&caller, kind::GRANT).await?;
     Ok(json_reply(StatusCode::OK, &Value::Array(settings.into_iter().map(|setting| setting.value).collect())))
 }
 
-async fn set_grant(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
+/// `POST /config/authorize`: lets a user do an operation.
+#[utoipa::path(
+    post,
+    path = "/config/authorize",
+    request_body = Value,
+    responses((status = 200, description = "Grant", body = Value), Refusals)
+)]
+async fn set_grant(caller: Caller, State(app): State<App>, Whole(body): Small) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let request = object(&body)?;
     let (name, operation) = (text(&request, "dn")?, text(&request, "operation")?);
     if Operation::by_name(&operation).is_none() {
@@ -434,13 +647,24 @@ async fn set_grant(caller: Caller, State(app): State<App>, body: Bytes) -> Reply
     Ok(json_reply(StatusCode::OK, &value))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct GrantQuery {
+    /// Name of the user.
     dn: String,
+    /// Operation; without it all.
     operation: Option<String>,
 }
 
+/// `DELETE /config/authorize`: takes back a grant.
+#[utoipa::path(
+    delete,
+    path = "/config/authorize",
+    params(GrantQuery),
+    responses((status = 204, description = "It is removed"), Refusals)
+)]
 async fn remove_grant(caller: Caller, State(app): State<App>, Query(query): Query<GrantQuery>) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let of_all: Vec<&str> = Operation::ALL.into_iter().map(Operation::name).collect();
     let operations = query.operation.as_deref().map_or(of_all, |operation| vec![operation]);
     for operation in operations {
@@ -450,6 +674,12 @@ async fn remove_grant(caller: Caller, State(app): State<App>, Query(query): Quer
     Ok(no_content())
 }
 
+/// `GET /config/audit`: changes of operators, the latest first.
+#[utoipa::path(
+    get,
+    path = "/config/audit",
+    responses((status = 200, description = "Changes", body = Vec<Value>), Refusals)
+)]
 async fn audit(caller: Caller, State(app): State<App>) -> Reply {
     let entries = app.service.audit(&caller, AUDIT_MAX).await?;
     let shown = entries.iter().map(|entry| {
@@ -458,7 +688,15 @@ async fn audit(caller: Caller, State(app): State<App>) -> Reply {
     Ok(json_reply(StatusCode::OK, &Value::Array(shown.collect())))
 }
 
-async fn drain(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
+/// `POST /config/drain`: starts no transfers from now on, or starts them again.
+#[utoipa::path(
+    post,
+    path = "/config/drain",
+    request_body = Value,
+    responses((status = 200, description = "State of the host", body = Value), Refusals)
+)]
+async fn drain(caller: Caller, State(app): State<App>, Whole(body): Small) -> Reply {
+    caller.check_level(Operation::Config, Level::All)?;
     let request = object(&body)?;
     let host = text(&request, "hostname")?;
     let is_on = request.get("drain").is_none_or(|value| value.as_bool().unwrap_or(true));

@@ -2,20 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use axum::Router;
-use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
-use axum::routing::get;
+use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sterna_sched::scheduler::Link;
 use sterna_sched::state::FileState;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::answer::{Failed, Reply, denied, json_reply};
-use super::reply;
+use super::answer::{Failed, Refusals, Reply, endpoint, json_reply};
+use super::{reply, types};
 use crate::api::app::App;
+use crate::api::body::{Small, Whole};
 use crate::caller::{Caller, Level, Operation};
 use crate::service::now;
 use crate::settings::kind;
@@ -28,28 +30,56 @@ const FILES_MAX: u32 = 1000;
 const NAMES_MAX: usize = 10;
 
 /// Returns the routes.
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/files", get(files))
-        .route("/archive", get(archive))
-        .route("/archive/{id}", get(archived))
-        .route("/archive/{id}/{field}", get(archived_field))
-        .route("/optimizer", get(|| async { json_reply(StatusCode::OK, &json!(true)) }))
-        .route("/optimizer/current", get(current).post(set_current))
-        .route("/optimizer/evolution", get(evolution))
-        .route("/autocomplete/{what}", get(complete))
+pub fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::default()
+        .routes(routes!(files))
+        .routes(routes!(archive))
+        .routes(routes!(archived))
+        .routes(routes!(archived_field))
+        .routes(routes!(optimizer))
+        .routes(routes!(current, set_current))
+        .routes(routes!(evolution))
+        .routes(routes!(complete))
 }
 
-#[derive(Deserialize)]
+/// `GET /optimizer`: the service has one.
+#[utoipa::path(
+    get,
+    path = "/optimizer",
+    security(()),
+    responses((status = 200, description = "True", body = bool, content_type = "application/json"), Refusals)
+)]
+async fn optimizer() -> Response {
+    json_reply(StatusCode::OK, &json!(true))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct FilesQuery {
+    /// Virtual organisation.
     vo_name: Option<String>,
+    /// Storage of the source.
     source_se: Option<String>,
+    /// Storage of the destination.
     dest_se: Option<String>,
+    /// Destination.
+    dest_surl: Option<String>,
+    /// States, separated by commas.
     state_in: Option<String>,
+    /// Job.
     job_id: Option<String>,
+    /// Maximum number of files; higher ones count as 1000.
     limit: Option<u32>,
 }
 
+/// `GET /files`: files of jobs that the caller may see.
+#[utoipa::path(
+    get,
+    path = "/files",
+    operation_id = "list_files",
+    params(FilesQuery),
+    responses((status = 200, description = "Files", body = Vec<types::File<'_>>), Refusals)
+)]
 async fn files(caller: Caller, State(app): State<App>, Query(query): Query<FilesQuery>) -> Reply {
     caller.check_level(Operation::Transfer, Level::Own)?;
     let states = query.state_in.as_deref().unwrap_or_default();
@@ -64,6 +94,7 @@ async fn files(caller: Caller, State(app): State<App>, Query(query): Query<Files
         },
         source_endpoint: query.source_se,
         destination_endpoint: query.dest_se,
+        destination: query.dest_surl,
         limit: Some(query.limit.unwrap_or(FILES_MAX).min(FILES_MAX)),
         ..FileFilter::default()
     };
@@ -78,12 +109,18 @@ async fn files(caller: Caller, State(app): State<App>, Query(query): Query<Files
     let jobs = app.service.store().jobs(JobFilter { ids: ids.into_iter().collect(), ..JobFilter::default() }).await?;
     let jobs: BTreeMap<Uuid, _> = jobs.into_iter().map(|job| (job.new.id, job)).collect();
     let shown = files.iter().filter_map(|file| {
-        let job = jobs.get(&file.job).filter(|job| caller.check(Operation::Transfer, &job.new.owner).is_ok())?;
-        Some(Value::Object(reply::file(job, file)))
+        jobs.get(&file.job).filter(|job| caller.check(Operation::Transfer, &job.new.owner).is_ok())?;
+        Some(Value::Object(reply::file(file)))
     });
     Ok(json_reply(StatusCode::OK, &Value::Array(shown.collect())))
 }
 
+/// `GET /archive`: links.
+#[utoipa::path(
+    get,
+    path = "/archive",
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn archive(caller: Caller) -> Reply {
     caller.check_level(Operation::Transfer, Level::Own)?;
     Ok(json_reply(
@@ -107,16 +144,30 @@ async fn archived_job(caller: &Caller, app: &App, id: &str) -> Result<serde_json
     let (job, files) = found.ok_or_else(missing)?;
     caller.check(Operation::Transfer, &job.new.owner)?;
     let mut value = reply::job(&job, app.service.host());
-    let files = files.iter().map(|file| Value::Object(reply::file(&job, file))).collect();
+    let files = files.iter().map(|file| Value::Object(reply::file(file))).collect();
     value.insert("files".to_owned(), Value::Array(files));
     Ok(value)
 }
 
+/// `GET /archive/{id}`: an archived job with its files.
+#[utoipa::path(
+    get,
+    path = "/archive/{id}",
+    params(("id" = String, Path, description = "Job")),
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn archived(caller: Caller, State(app): State<App>, Path(id): Path<String>) -> Reply {
     let job = archived_job(&caller, &app, &id).await?;
     Ok(json_reply(StatusCode::OK, &Value::Object(job)))
 }
 
+/// `GET /archive/{id}/{field}`: one field of an archived job.
+#[utoipa::path(
+    get,
+    path = "/archive/{id}/{field}",
+    params(("id" = String, Path, description = "Job"), ("field" = String, Path, description = "Field of a job")),
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn archived_field(caller: Caller, State(app): State<App>, Path((id, field)): Path<(String, String)>) -> Reply {
     let job = archived_job(&caller, &app, &id).await?;
     let value = job.get(&field).ok_or_else(|| Failed::new(StatusCode::NOT_FOUND, "No such field"))?;
@@ -124,6 +175,11 @@ async fn archived_field(caller: Caller, State(app): State<App>, Path((id, field)
 }
 
 /// `GET /optimizer/current`: maximum of transfers of each link that has files.
+#[utoipa::path(
+    get,
+    path = "/optimizer/current",
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn current(caller: Caller, State(app): State<App>) -> Reply {
     caller.check_level(Operation::Config, Level::Vo)?;
     let row = |(link, most): (Link, usize)| {
@@ -135,42 +191,78 @@ async fn current(caller: Caller, State(app): State<App>) -> Reply {
     Ok(json_reply(StatusCode::OK, &Value::Array(app.service.links().into_iter().map(row).collect())))
 }
 
+/// Maximum of a link that an operator sets.
+#[derive(Deserialize, utoipa::ToSchema)]
+struct CurrentLink {
+    /// Source storage, or `*`.
+    source_se: String,
+    /// Destination storage, or `*`.
+    dest_se: String,
+    /// Maximum of transfers.
+    active: u32,
+    /// Reason, for people.
+    rationale: Option<String>,
+}
+
 /// `POST /optimizer/current`: sets the maximum of a link by hand.
-async fn set_current(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
-    #[derive(Deserialize)]
-    struct Request {
-        source_se: String,
-        dest_se: String,
-        active: u32,
-        rationale: Option<String>,
-    }
+#[utoipa::path(
+    post,
+    path = "/optimizer/current",
+    request_body = CurrentLink,
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
+async fn set_current(caller: Caller, State(app): State<App>, Whole(body): Small) -> Reply {
     caller.check_level(Operation::Config, Level::All)?;
     let wrong = |e: serde_json::Error| Failed::new(StatusCode::BAD_REQUEST, format!("Malformed input: {e}"));
-    let request: Request = serde_json::from_slice(&body).map_err(wrong)?;
-    let name = format!("{} {}", request.source_se, request.dest_se);
+    let request: CurrentLink = serde_json::from_slice(&body).map_err(wrong)?;
+    let name = format!("{} {}", endpoint(&request.source_se)?, endpoint(&request.dest_se)?);
     let value = json!({
         "source": request.source_se, "destination": request.dest_se, "max_active": request.active,
         "min_active": request.active, "rationale": request.rationale,
     });
     app.service.set(&caller, kind::LINK, &name, Some(value), "optimizer").await?;
-    let row = json!({
+    let at = reply::time(now());
+    // FTS3 answers with the decision and with the state that follows.
+    let decision = json!({
         "source_se": request.source_se, "dest_se": request.dest_se, "active": request.active, "nostreams": 1,
-        "ema": 0.0, "datetime": reply::time(now()), "rationale": request.rationale,
+        "ema": 0.0, "datetime": at, "rationale": request.rationale, "throughput": 0.0, "success": 0.0, "diff": 0,
+        "actual_active": 0, "queue_size": 0, "filesize_avg": 0.0, "filesize_stddev": 0.0,
     });
-    Ok(json_reply(StatusCode::OK, &json!([row.clone(), row])))
+    let state = json!({
+        "source_se": request.source_se, "dest_se": request.dest_se, "active": request.active, "nostreams": 1,
+        "ema": 0.0, "datetime": at, "rationale": request.rationale,
+    });
+    Ok(json_reply(StatusCode::OK, &json!([decision, state])))
 }
 
 /// `GET /optimizer/evolution`: no decisions are made yet.
+#[utoipa::path(
+    get,
+    path = "/optimizer/evolution",
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn evolution(caller: Caller) -> Reply {
     caller.check_level(Operation::Config, Level::Vo)?;
     Ok(json_reply(StatusCode::OK, &json!([])))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct TermQuery {
+    /// Beginning of the names.
     term: Option<String>,
 }
 
+/// `GET /autocomplete/{what}`: names that begin with a term.
+#[utoipa::path(
+    get,
+    path = "/autocomplete/{what}",
+    params(
+        ("what" = String, Path, description = "`dn`, `vo`, `source`, `destination`, `storage` or `groupname`"),
+        TermQuery,
+    ),
+    responses((status = 200, description = "Names", body = Vec<String>), Refusals)
+)]
 async fn complete(
     caller: Caller,
     State(app): State<App>,
@@ -186,7 +278,7 @@ async fn complete(
         "vo" => running(&app).await?.into_iter().map(|(vo, _)| vo).collect(),
         "dn" => running(&app).await?.into_iter().map(|(_, name)| name).collect(),
         "groupname" => BTreeSet::new(),
-        _ => return Err(denied().into()),
+        _ => return Err(Failed::new(StatusCode::NOT_FOUND, format!("There are no names of {what}"))),
     };
     let term = query.term.unwrap_or_default();
     let names: Vec<String> = names.into_iter().filter(|name| name.starts_with(&term)).take(NAMES_MAX).collect();

@@ -4,12 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::Json;
+use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
@@ -17,8 +15,13 @@ use serde_json::{Value, json};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::state::FileState;
+use utoipa::{IntoParams, OpenApi};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-use crate::api::app::{App, BODY_BYTES_MAX};
+use crate::api::app::App;
+use crate::api::body::{Large, Small, Whole};
+use crate::api::description::Credentials;
 use crate::auth::{BASE_ID, Fqan, vo_id};
 use crate::caller::{Caller, Level, Method, Operation};
 use crate::command::Cancelled;
@@ -28,9 +31,14 @@ mod answer;
 mod config;
 mod history;
 mod reply;
+mod schema;
 mod submit;
+mod types;
 
-use answer::{Failed, Reply, denied, json_reply};
+pub use answer::failure;
+use answer::{Failed, Refusals, Reply, denied, json_reply};
+use schema::Submission;
+use types::{Failure, SubmittedJob};
 
 /// Releases that `GET /` reports. Reason: clients ask for `api` 3 and a `schema` of 8 or later.
 const API: (u32, u32, u32) = (3, 14, 2);
@@ -38,26 +46,82 @@ const API: (u32, u32, u32) = (3, 14, 2);
 /// Maximum number of jobs in a list. Source: FTS3.
 const JOBS_MAX: u32 = 500;
 
-/// Returns the routes.
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/", get(index))
-        .route("/whoami", get(whoami))
-        .route("/delegation/{id}", get(delegation).delete(end_delegation))
-        .route("/delegation/{id}/request", get(delegation_request))
-        .route("/delegation/{id}/credential", axum::routing::put(delegate).post(delegate))
-        .route("/jobs", get(list).post(submit).put(submit))
-        .route("/jobs/{ids}", get(status).post(modify).delete(cancel))
-        .route("/jobs/{id}/files", get(files))
-        .route("/jobs/{id}/dm", get(deletions))
-        .route("/jobs/{id}/files/{files}", axum::routing::delete(cancel_files))
-        .route("/jobs/{id}/files/{file}/retries", get(retries))
-        .route("/jobs/{id}/{field}", get(field))
-        .route("/status/hosts", get(hosts))
+/// Description of the interface, without its routes.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "FTS3 interface of a Sterna transfer service",
+        description = "Requests of FTS3 clients. Unknown keys and parameters are ignored, as FTS3 does."
+    ),
+    components(schemas(Failure)),
+    modifiers(&Credentials),
+    security(("certificate" = []), ("token" = []))
+)]
+struct Description;
+
+/// Returns the routes, with their description.
+pub fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(index))
+        .routes(routes!(whoami))
+        .routes(routes!(delegation, end_delegation))
+        .routes(routes!(delegation_request))
+        .routes(routes!(delegate, delegate_by_post))
+        .routes(routes!(list, submit, submit_by_put))
+        .routes(routes!(cancel_everything))
+        .routes(routes!(cancel_vo))
+        .routes(routes!(status, modify, cancel))
+        .routes(routes!(files))
+        .routes(routes!(deletions))
+        .routes(routes!(cancel_files))
+        .routes(routes!(retries))
+        .routes(routes!(field))
+        .routes(routes!(hosts))
+        .routes(routes!(documents))
+        .routes(routes!(description))
+        .routes(routes!(schema))
         .merge(config::routes())
         .merge(history::routes())
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .fallback(unknown)
+}
+
+/// `GET /api-docs`: links to the descriptions.
+#[utoipa::path(
+    get,
+    path = "/api-docs",
+    security(()),
+    responses((status = 200, description = "Links", body = Value), Refusals)
+)]
+async fn documents() -> Response {
+    let link = |href: &str, title: &str| json!({"href": href, "title": title});
+    let links = json!({"_links": {
+        "fts:openapi": link("/api-docs/openapi.json", "Description of this interface (OpenAPI)"),
+        "fts:submitschema": link("/api-docs/schema/submit", "JSON schema of messages"),
+        "sterna:openapi": link("/api/v1/openapi.json", "Description of the interface of Sterna (OpenAPI)"),
+    }});
+    json_reply(StatusCode::OK, &links)
+}
+
+/// `GET /api-docs/openapi.json`: this description.
+#[utoipa::path(
+    get,
+    path = "/api-docs/openapi.json",
+    security(()),
+    responses((status = 200, description = "Description", body = Value), Refusals)
+)]
+async fn description() -> Response {
+    Json(routes().into_openapi()).into_response()
+}
+
+/// `GET /api-docs/schema/submit`: JSON schema of a submission.
+#[utoipa::path(
+    get,
+    path = "/api-docs/schema/submit",
+    security(()),
+    responses((status = 200, description = "JSON schema", body = Value), Refusals)
+)]
+async fn schema() -> Response {
+    json_reply(StatusCode::OK, &schema::document())
 }
 
 async fn unknown() -> Failed {
@@ -68,6 +132,12 @@ async fn unknown() -> Failed {
 }
 
 /// `GET /`: releases and links. Clients ask for it before every request, and without credentials.
+#[utoipa::path(
+    get,
+    path = "/",
+    security(()),
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn index() -> Response {
     let (major, minor, patch) = API;
     let link = |href: &str, title: &str| json!({"href": href, "title": title});
@@ -96,6 +166,13 @@ async fn index() -> Response {
     json_reply(StatusCode::OK, &value)
 }
 
+/// `GET /whoami`: the caller, and what it may do.
+#[utoipa::path(
+    get,
+    path = "/whoami",
+    security(()),
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn whoami(caller: Caller) -> Response {
     let method = match caller.method {
         Method::None | Method::Key => "unauthenticated",
@@ -143,6 +220,20 @@ fn check_delegation(caller: &Caller, id: &str) -> Result<(), Error> {
 
 /// `GET /delegation/{id}/request`: a request for a certificate, in PEM. Its key is not kept: no transfer needs a
 /// credential of a user.
+#[utoipa::path(
+    get,
+    path = "/delegation/{id}/request",
+    params(("id" = String, Path, description = "Credential of the caller")),
+    responses(
+        (
+            status = 200,
+            description = "Request for a certificate, in PEM",
+            body = String,
+            content_type = "text/plain"
+        ),
+        Refusals,
+    )
+)]
 async fn delegation_request(caller: Caller, Path(id): Path<String>) -> Reply {
     check_delegation(&caller, &id)?;
     let failed = |e: rcgen::Error| {
@@ -156,7 +247,14 @@ async fn delegation_request(caller: Caller, Path(id): Path<String>) -> Reply {
 }
 
 /// `PUT /delegation/{id}/credential`: verifies the chain of a proxy, and discards it.
-async fn delegate(caller: Caller, State(app): State<App>, Path(id): Path<String>, body: Bytes) -> Reply {
+#[utoipa::path(
+    put,
+    path = "/delegation/{id}/credential",
+    params(("id" = String, Path, description = "Credential of the caller")),
+    request_body = String,
+    responses((status = 201, description = "The proxy is verified"), Refusals)
+)]
+async fn delegate(caller: Caller, State(app): State<App>, Path(id): Path<String>, Whole(body): Small) -> Reply {
     check_delegation(&caller, &id)?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&body).collect();
     let chain = chain.map_err(|e| Failed::new(StatusCode::BAD_REQUEST, format!("the proxy is no PEM: {e}")))?;
@@ -170,12 +268,37 @@ async fn delegate(caller: Caller, State(app): State<App>, Path(id): Path<String>
     }
 }
 
+/// `POST /delegation/{id}/credential`: as `PUT`.
+#[utoipa::path(
+    post,
+    path = "/delegation/{id}/credential",
+    params(("id" = String, Path, description = "Credential of the caller")),
+    request_body = String,
+    responses((status = 201, description = "The proxy is verified"), Refusals)
+)]
+async fn delegate_by_post(caller: Caller, app: State<App>, id: Path<String>, body: Small) -> Reply {
+    delegate(caller, app, id, body).await
+}
+
 /// `DELETE /delegation/{id}`: nothing is kept that could be deleted.
+#[utoipa::path(
+    delete,
+    path = "/delegation/{id}",
+    params(("id" = String, Path, description = "Credential of the caller")),
+    responses((status = 204, description = "Nothing is kept"), Refusals)
+)]
 async fn end_delegation(caller: Caller, Path(id): Path<String>) -> Reply {
     check_delegation(&caller, &id)?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// `GET /delegation/{id}`: end of the delegated credential.
+#[utoipa::path(
+    get,
+    path = "/delegation/{id}",
+    params(("id" = String, Path, description = "Credential of the caller")),
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn delegation(caller: Caller, Path(id): Path<String>) -> Reply {
     check_delegation(&caller, &id)?;
     // Agents have keys of their own, and need no credentials of users: clients delegate none when the end is far away.
@@ -185,11 +308,37 @@ async fn delegation(caller: Caller, Path(id): Path<String>) -> Reply {
     ))
 }
 
-async fn submit(caller: Caller, State(app): State<App>, body: Bytes) -> Reply {
+/// `POST /jobs`: submits a job.
+#[utoipa::path(
+    post,
+    path = "/jobs",
+    request_body = Submission,
+    responses(
+        (status = 200, description = "The job is on disk", body = SubmittedJob),
+        (status = 409, description = "The identifier is taken", body = Failure),
+        Refusals,
+    )
+)]
+async fn submit(caller: Caller, State(app): State<App>, Whole(body): Large) -> Reply {
     caller.check_level(Operation::Transfer, Level::Own)?;
     let submission = submit::read(&body, &caller)?;
     let id = app.service.submit(&caller, submission).await?;
-    Ok(json_reply(StatusCode::OK, &json!({"job_id": id.to_string()})))
+    Ok(json_reply(StatusCode::OK, &Value::Object(types::fields(&SubmittedJob { job_id: id.to_string() }))))
+}
+
+/// `PUT /jobs`: submits a job.
+#[utoipa::path(
+    put,
+    path = "/jobs",
+    request_body = Submission,
+    responses(
+        (status = 200, description = "The job is on disk", body = SubmittedJob),
+        (status = 409, description = "The identifier is taken", body = Failure),
+        Refusals,
+    )
+)]
+async fn submit_by_put(caller: Caller, app: State<App>, body: Large) -> Reply {
+    submit(caller, app, body).await
 }
 
 /// Reads identifiers that are separated by commas. Returns true beside them if the reply is a list, for which one comma
@@ -204,11 +353,25 @@ fn identifiers(text: &str) -> Result<(Vec<String>, bool), Failed> {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct StatusQuery {
+    /// Columns of the files, separated by commas; without it no files are shown.
     files: Option<String>,
 }
 
+/// `GET /jobs/{ids}`: a job, or a list of jobs if there is a comma.
+#[utoipa::path(
+    get,
+    path = "/jobs/{ids}",
+    params(("ids" = String, Path, description = "Jobs, separated by commas"), StatusQuery),
+    responses(
+        Refusals,
+        (status = 200, description = "Job, or list of jobs", body = Value),
+        (status = 207, description = "Some jobs do not exist", body = Value),
+        (status = 404, description = "The job does not exist: a job with `http_message`", body = Value),
+    )
+)]
 async fn status(
     caller: Caller,
     State(app): State<App>,
@@ -230,7 +393,7 @@ async fn status(
                 let mut value = reply::job(&job, app.service.host());
                 if let Some(columns) = &columns {
                     let files = files.get(&job.new.id).into_iter().flatten();
-                    let files = files.map(|file| reply::columns(&reply::file(&job, file), columns)).collect();
+                    let files = files.map(|file| reply::columns(&reply::file(file), columns)).collect();
                     value.insert("files".to_owned(), Value::Array(files));
                 }
                 value.insert("http_status".to_owned(), "200 Ok".into());
@@ -252,6 +415,13 @@ async fn status(
     })
 }
 
+/// `GET /jobs/{id}/{field}`: one field of a job.
+#[utoipa::path(
+    get,
+    path = "/jobs/{id}/{field}",
+    params(("id" = String, Path, description = "Job"), ("field" = String, Path, description = "Field of a job")),
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn field(caller: Caller, State(app): State<App>, Path((id, field)): Path<(String, String)>) -> Reply {
     let job = app.service.job(&caller, &id).await?;
     match reply::job(&job, app.service.host()).get(&field) {
@@ -260,18 +430,39 @@ async fn field(caller: Caller, State(app): State<App>, Path((id, field)): Path<(
     }
 }
 
+/// `GET /jobs/{id}/files`: files of a job.
+#[utoipa::path(
+    get,
+    path = "/jobs/{id}/files",
+    operation_id = "list_files_of_job",
+    params(("id" = String, Path, description = "Job")),
+    responses((status = 200, description = "Files", body = Vec<types::File<'_>>), Refusals)
+)]
 async fn files(caller: Caller, State(app): State<App>, Path(id): Path<String>) -> Reply {
-    let job = app.service.job(&caller, &id).await?;
     let files = app.service.files(&caller, &id).await?;
-    let files = files.iter().map(|file| Value::Object(reply::file(&job, file))).collect();
+    let files = files.iter().map(|file| Value::Object(reply::file(file))).collect();
     Ok(json_reply(StatusCode::OK, &Value::Array(files)))
 }
 
+/// `GET /jobs/{id}/dm`: no job deletes files.
+#[utoipa::path(
+    get,
+    path = "/jobs/{id}/dm",
+    params(("id" = String, Path, description = "Job")),
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn deletions(caller: Caller, State(app): State<App>, Path(id): Path<String>) -> Reply {
     app.service.job(&caller, &id).await?;
     Ok(json_reply(StatusCode::OK, &json!([])))
 }
 
+/// `GET /jobs/{id}/files/{file}/retries`: failed attempts of a file.
+#[utoipa::path(
+    get,
+    path = "/jobs/{id}/files/{file}/retries",
+    params(("id" = String, Path, description = "Job"), ("file" = u64, Path, description = "File")),
+    responses((status = 200, description = "Attempts", body = Vec<types::Attempt<'_>>), Refusals)
+)]
 async fn retries(caller: Caller, State(app): State<App>, Path((id, file)): Path<(String, u64)>) -> Reply {
     let files = app.service.files(&caller, &id).await?;
     if !files.iter().any(|known| known.number.0 == file) {
@@ -282,6 +473,18 @@ async fn retries(caller: Caller, State(app): State<App>, Path((id, file)): Path<
     Ok(json_reply(StatusCode::OK, &Value::Array(attempts)))
 }
 
+/// `DELETE /jobs/{ids}`: cancels jobs.
+#[utoipa::path(
+    delete,
+    path = "/jobs/{ids}",
+    params(("ids" = String, Path, description = "Jobs, separated by commas")),
+    responses(
+        Refusals,
+        (status = 200, description = "Job, or list of jobs", body = Value),
+        (status = 207, description = "Some jobs do not exist", body = Value),
+        (status = 404, description = "The job does not exist: a job with `http_message`", body = Value),
+    )
+)]
 async fn cancel(caller: Caller, State(app): State<App>, Path(ids): Path<String>) -> Reply {
     let (ids, is_list) = identifiers(&ids)?;
     let mut values = Vec::with_capacity(ids.len());
@@ -316,6 +519,47 @@ async fn cancel(caller: Caller, State(app): State<App>, Path(ids): Path<String>)
     })
 }
 
+/// `DELETE /jobs/all`: cancels every job. For callers who may change those of everybody.
+#[utoipa::path(
+    delete,
+    path = "/jobs/all",
+    responses((status = 200, description = "Numbers of files and jobs", body = Value), Refusals)
+)]
+async fn cancel_everything(caller: Caller, State(app): State<App>) -> Reply {
+    cancel_all(&caller, &app, None).await
+}
+
+/// `DELETE /jobs/vo/{vo}`: cancels every job of a virtual organisation. For callers who may change those of everybody.
+#[utoipa::path(
+    delete,
+    path = "/jobs/vo/{vo}",
+    params(("vo" = String, Path, description = "Virtual organisation")),
+    responses((status = 200, description = "Numbers of files and jobs", body = Value), Refusals)
+)]
+async fn cancel_vo(caller: Caller, State(app): State<App>, Path(vo): Path<String>) -> Reply {
+    cancel_all(&caller, &app, Some(vo)).await
+}
+
+async fn cancel_all(caller: &Caller, app: &App, vo: Option<String>) -> Reply {
+    if caller.level(Operation::Transfer) < Level::All {
+        // Source of the text: FTS3.
+        return Err(Failed::new(StatusCode::FORBIDDEN, "User does not have root privileges"));
+    }
+    let (jobs, files) = app.service.cancel_all_jobs(caller, vo).await?;
+    let affected = json!({"affected_files": files, "affected_dm": 0, "affected_jobs": jobs});
+    Ok(json_reply(StatusCode::OK, &affected))
+}
+
+/// `DELETE /jobs/{id}/files/{files}`: cancels files of a job.
+#[utoipa::path(
+    delete,
+    path = "/jobs/{id}/files/{files}",
+    params(
+        ("id" = String, Path, description = "Job"),
+        ("files" = String, Path, description = "Files, separated by commas"),
+    ),
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn cancel_files(caller: Caller, State(app): State<App>, Path((id, files)): Path<(String, String)>) -> Reply {
     let job = app.service.job(&caller, &id).await?;
     if reply::job_type(&job) != "N" {
@@ -332,7 +576,15 @@ async fn cancel_files(caller: Caller, State(app): State<App>, Path((id, files)):
     })
 }
 
-async fn modify(caller: Caller, State(app): State<App>, Path(ids): Path<String>, body: Bytes) -> Reply {
+/// `POST /jobs/{ids}`: changes the priority of jobs.
+#[utoipa::path(
+    post,
+    path = "/jobs/{ids}",
+    params(("ids" = String, Path, description = "Jobs, separated by commas")),
+    request_body = Value,
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
+async fn modify(caller: Caller, State(app): State<App>, Path(ids): Path<String>, Whole(body): Small) -> Reply {
     caller.check_level(Operation::Transfer, Level::Own)?;
     let priority = submit::read_priority(&body)?;
     let (ids, is_list) = identifiers(&ids)?;
@@ -350,19 +602,37 @@ async fn modify(caller: Caller, State(app): State<App>, Path(ids): Path<String>,
     })
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct ListQuery {
+    /// Name of the owner.
     user_dn: Option<String>,
+    /// Virtual organisation.
     vo_name: Option<String>,
+    /// Storage of a source.
     source_se: Option<String>,
+    /// Storage of a destination.
     dest_se: Option<String>,
+    /// Credential of the owner: that of the caller.
     dlg_id: Option<String>,
+    /// States, separated by commas; without it those of jobs that have not ended.
     state_in: Option<String>,
+    /// Maximum number of jobs, from 1 to 500.
     limit: Option<u32>,
+    /// Jobs of the last `HH` or `HH:MM`.
     time_window: Option<String>,
+    /// Fields of each job, separated by commas.
     fields: Option<String>,
 }
 
+/// `GET /jobs`: jobs that the caller may see, the latest first.
+#[utoipa::path(
+    get,
+    path = "/jobs",
+    operation_id = "list_jobs",
+    params(ListQuery),
+    responses((status = 200, description = "Jobs", body = Vec<Value>), Refusals)
+)]
 async fn list(caller: Caller, State(app): State<App>, Query(query): Query<ListQuery>) -> Reply {
     caller.check_level(Operation::Transfer, Level::Own)?;
     if query.dlg_id.as_ref().is_some_and(|id| *id != caller.credential) {
@@ -373,6 +643,11 @@ async fn list(caller: Caller, State(app): State<App>, Query(query): Query<ListQu
             StatusCode::BAD_REQUEST,
             "The provided DN and delegation id do not correspond to the same user",
         ));
+    }
+    if query.limit.is_some_and(|limit| !(1..=JOBS_MAX).contains(&limit)) {
+        // Source of the text: FTS3.
+        let text = format!("The limit must be positive and less or equal than {JOBS_MAX}");
+        return Err(Failed::new(StatusCode::BAD_REQUEST, text));
     }
     let states = query.state_in.as_deref().map(reply::job_states).transpose()?;
     if states.as_ref().is_some_and(Vec::is_empty) {
@@ -389,7 +664,7 @@ async fn list(caller: Caller, State(app): State<App>, Query(query): Query<ListQu
         source_endpoint: query.source_se,
         destination_endpoint: query.dest_se,
         since,
-        limit: Some(query.limit.unwrap_or(JOBS_MAX).min(JOBS_MAX)),
+        limit: Some(query.limit.unwrap_or(JOBS_MAX)),
     };
     let jobs = app.service.list(&caller, filter).await?;
     let fields: Option<Vec<&str>> = query.fields.as_deref().map(|fields| fields.split(',').collect());
@@ -404,6 +679,12 @@ async fn list(caller: Caller, State(app): State<App>, Query(query): Query<ListQu
 }
 
 /// `GET /status/hosts`: transfers of each host. Clients fail on any key but these two.
+#[utoipa::path(
+    get,
+    path = "/status/hosts",
+    security(()),
+    responses((status = 200, description = "Reply", body = Value), Refusals)
+)]
 async fn hosts(State(app): State<App>) -> Response {
     let (_, active) = app.service.counts();
     json_reply(StatusCode::OK, &json!({app.service.host(): {"active": active, "staging": 0}}))

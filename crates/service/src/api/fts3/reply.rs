@@ -9,6 +9,7 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::answer::Failed;
+use super::types;
 use crate::job::{Failure, File, Job};
 use crate::service::now;
 use crate::store::Attempt;
@@ -88,97 +89,88 @@ pub fn job_type(job: &Job) -> &str {
 pub fn job(job: &Job, host: &str) -> Map<String, Value> {
     let fts = |key: &str| job.new.options.fts.get(key).cloned().unwrap_or(Value::Null);
     let number = |key: &str| job.new.options.fts.get(key).cloned().unwrap_or_else(|| json!(-1));
-    let expires = job.new.expires.map(|at| at.0 as f64 / 1000.0);
-    let value = json!({
-        "job_id": job.new.id.to_string(),
-        "job_state": job_state(job.state),
-        "job_type": job_type(job),
-        "cancel_job": false,
-        "source_se": fts("source_se"),
-        "dest_se": fts("dest_se"),
-        "user_dn": job.new.owner.name,
-        "cred_id": job.new.owner.credential,
-        "vo_name": job.new.owner.vo,
-        "reason": job.reason,
-        "submit_time": time(job.new.submitted),
-        "priority": job.new.priority,
-        "submit_host": host,
-        "max_time_in_queue": expires,
-        "destination_spacetoken": fts("destination_spacetoken"),
-        "source_spacetoken": fts("source_spacetoken"),
-        "internal_job_params": fts("internal_job_params"),
-        "overwrite_flag": fts("overwrite_flag"),
-        "dst_file_report": fts("dst_file_report").as_bool().unwrap_or(false),
-        "job_finished": time_or_null(job.finished),
-        "copy_pin_lifetime": number("copy_pin_lifetime"),
-        "bring_online": number("bring_online"),
-        "archive_timeout": number("archive_timeout"),
-        "target_qos": fts("target_qos"),
-        "os_project_id": null,
-        "verify_checksum": fts("verify_checksum").as_str().unwrap_or("n"),
-        "job_metadata": job.new.metadata,
-        "retry": fts("retry").as_i64().unwrap_or(0),
-        "retry_delay": fts("retry_delay").as_i64().unwrap_or(0),
-    });
-    match value {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    }
+    let letter = job.new.options.fts.get("verify_checksum").and_then(Value::as_str);
+    types::fields(&types::Job {
+        job_id: job.new.id.to_string(),
+        job_state: job_state(job.state),
+        job_type: job_type(job),
+        cancel_job: job.state == JobState::Cancelled,
+        source_se: fts("source_se"),
+        dest_se: fts("dest_se"),
+        user_dn: &job.new.owner.name,
+        cred_id: &job.new.owner.credential,
+        vo_name: &job.new.owner.vo,
+        reason: job.reason.as_deref(),
+        submit_time: time(job.new.submitted),
+        priority: job.new.priority,
+        submit_host: host,
+        max_time_in_queue: job.new.expires.map(|at| at.0 as f64 / 1000.0),
+        destination_spacetoken: fts("destination_spacetoken"),
+        source_spacetoken: fts("source_spacetoken"),
+        internal_job_params: fts("internal_job_params"),
+        overwrite_flag: fts("overwrite_flag"),
+        dst_file_report: fts("dst_file_report").as_bool().unwrap_or(false),
+        job_finished: time_or_null(job.finished),
+        copy_pin_lifetime: number("copy_pin_lifetime"),
+        bring_online: number("bring_online"),
+        archive_timeout: number("archive_timeout"),
+        target_qos: fts("target_qos"),
+        os_project_id: None,
+        verify_checksum: letter.unwrap_or("n"),
+        job_metadata: job.new.metadata.as_ref(),
+        retry: fts("retry").as_i64().unwrap_or(0),
+        retry_delay: fts("retry_delay").as_i64().unwrap_or(0),
+    })
 }
 
 /// Returns a file of a job.
-pub fn file(job: &Job, file: &File) -> Map<String, Value> {
+pub fn file(file: &File) -> Map<String, Value> {
     let fts = |key: &str| file.new.fts.as_ref().and_then(|fts| fts.get(key)).cloned().unwrap_or(Value::Null);
     let initial = if file.new.is_reserved { FileState::Reserved } else { FileState::Waiting };
-    let rate = file.moved.bytes_per_s().map(|bytes| bytes / f64::from(1 << 20));
-    let value = json!({
-        "file_id": file.number.0,
-        "file_index": fts("file_index").as_u64().unwrap_or(file.new.entry),
-        "job_id": file.job.to_string(),
-        "file_state": file_state(file.state),
-        "file_state_initial": file_state(initial),
-        "source_surl": file.new.source,
-        "dest_surl": file.new.destination,
-        "source_se": file.new.source_endpoint,
-        "dest_se": file.new.destination_endpoint,
-        "dest_surl_uuid": null,
-        "vo_name": file.vo,
-        "priority": file.priority,
-        "activity": file.new.activity,
-        "selection_strategy": fts("selection_strategy"),
-        "checksum": file.new.checksum,
-        "user_filesize": file.new.size.unwrap_or(0),
-        "filesize": file.moved.size,
-        "file_metadata": file.new.metadata,
-        "staging_metadata": fts("staging_metadata"),
-        "archive_metadata": fts("archive_metadata"),
-        "scitag": fts("scitag"),
-        "hashed_id": file.number.0 % 65_536,
-        "transfer_host": file.worker,
-        "staging_host": null,
-        "pid": null,
-        "start_time": time_or_null(file.started),
-        "finish_time": time_or_null(file.finished),
-        "staging_start": null,
-        "staging_finished": null,
-        "archive_start_time": null,
-        "archive_finish_time": null,
-        "tx_duration": (file.moved.time_ms > 0).then(|| file.moved.time().as_secs_f64()),
-        "throughput": rate,
-        "retry": file.failures,
-        "recoverable": file.failure.as_ref().map(|failure| failure.retry != "never"),
-        "reason": file.failure.as_ref().map(reason),
-        "internal_file_params": job.new.options.fts.get("internal_job_params"),
-        "bringonline_token": null,
-        "log_file": null,
-        "log_debug": null,
-        "src_token_id": null,
-        "dst_token_id": null,
-    });
-    match value {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    }
+    types::fields(&types::File {
+        file_id: file.number.0,
+        file_index: fts("file_index").as_u64().unwrap_or(file.new.entry),
+        job_id: file.job.to_string(),
+        file_state: file_state(file.state),
+        file_state_initial: file_state(initial),
+        source_surl: &file.new.source,
+        dest_surl: &file.new.destination,
+        source_se: &file.new.source_endpoint,
+        dest_se: &file.new.destination_endpoint,
+        dest_surl_uuid: None,
+        vo_name: &file.vo,
+        priority: file.priority,
+        activity: &file.new.activity,
+        selection_strategy: fts("selection_strategy"),
+        checksum: file.new.checksum.as_deref(),
+        user_filesize: file.new.size.unwrap_or(0),
+        filesize: file.moved.size,
+        file_metadata: file.new.metadata.as_ref(),
+        staging_metadata: fts("staging_metadata"),
+        archive_metadata: fts("archive_metadata"),
+        scitag: fts("scitag"),
+        hashed_id: file.number.0 % 65_536,
+        transfer_host: file.worker.as_deref(),
+        staging_host: None,
+        pid: None,
+        start_time: time_or_null(file.started),
+        finish_time: time_or_null(file.finished),
+        staging_start: None,
+        staging_finished: None,
+        archive_start_time: None,
+        archive_finish_time: None,
+        tx_duration: (file.moved.time_ms > 0).then(|| file.moved.time().as_secs_f64()),
+        throughput: file.moved.bytes_per_s().map(|bytes| bytes / f64::from(1 << 20)),
+        retry: file.failures,
+        recoverable: file.failure.as_ref().map(|failure| failure.retry != "never"),
+        reason: file.failure.as_ref().map(reason),
+        internal_file_params: None,
+        bringonline_token: None,
+        log_file: None,
+        log_debug: None,
+        src_token_id: None,
+        dst_token_id: None,
+    })
 }
 
 /// Returns some columns of an object; unknown ones are left out.
@@ -189,14 +181,14 @@ pub fn columns(value: &Map<String, Value>, names: &[&str]) -> Value {
 
 /// Returns a failed attempt.
 pub fn attempt(attempt: &Attempt) -> Value {
-    json!({
-        "file_id": attempt.file.0,
-        "attempt": attempt.number,
-        "datetime": time(attempt.ended),
-        "reason": reason(&attempt.failure),
-        "transfer_host": attempt.worker,
-        "log_file": null,
-    })
+    Value::Object(types::fields(&types::Attempt {
+        file_id: attempt.file.0,
+        attempt: attempt.number,
+        datetime: time(attempt.ended),
+        reason: reason(&attempt.failure),
+        transfer_host: attempt.worker.as_deref(),
+        log_file: None,
+    }))
 }
 
 /// Returns the reason of a failure: `SCOPE [errno] text`. Clients look for its parts.

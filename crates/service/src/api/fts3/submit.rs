@@ -12,13 +12,16 @@ use uuid::Uuid;
 use super::answer::Failed;
 use crate::auth::vo_id;
 use crate::caller::{Caller, Method};
-use crate::command::{Entry, Pair, Submission, endpoint_of};
+use crate::command::{Entry, FILES_MAX, Pair, Submission, endpoint_of};
 use crate::job::{ChecksumPolicy, JobOptions, OverwritePolicy};
 
 /// Maximum bytes of the metadata of a job and of a file, as JSON. Source: FTS3.
 const JOB_METADATA_BYTES_MAX: usize = 2048;
 const FILE_METADATA_BYTES_MAX: usize = 4096;
 const STAGING_METADATA_BYTES_MAX: usize = 1024;
+
+/// Strategy of a file that names none. Source: FTS3.
+const STRATEGY_DEFAULT: &str = "auto";
 
 /// Range of a SciTag. Source: FTS3.
 const SCITAGS: std::ops::RangeInclusive<i64> = 65..=65535;
@@ -39,6 +42,8 @@ struct Object<'a>(&'a Map<String, Value>);
 
 impl<'a> Object<'a> {
     fn get(&self, key: &str) -> Option<&'a Value> {
+        #[cfg(test)]
+        tests::note(key);
         self.0.get(key).filter(|value| !value.is_null())
     }
 
@@ -188,12 +193,14 @@ fn add_file(file: &Object<'_>, index: usize, entries: &mut Vec<Entry>) -> Result
         list.iter().map(one).collect::<Result<Vec<String>, Failed>>()
     };
     let (sources, destinations) = (locations("sources")?, locations("destinations")?);
-    let strategy = match file.text("selection_strategy")? {
-        None => Strategy::Orderly,
-        Some(name) => {
-            Strategy::by_name(name).ok_or_else(|| invalid(format!("'{name}' is not a valid selection strategy")))?
-        }
-    };
+    let strategy_name = file.text("selection_strategy")?.unwrap_or(STRATEGY_DEFAULT);
+    let strategy = Strategy::by_name(strategy_name)
+        .ok_or_else(|| invalid(format!("'{strategy_name}' is not a valid selection strategy")))?;
+    // A request of some kB must not become entries without end.
+    let pairs = sources.len().saturating_mul(destinations.len()) as u64;
+    if entries.len() as u64 + pairs > FILES_MAX {
+        return Err(bad(format!("more than {FILES_MAX} pairs of source and destination, the maximum of a job")));
+    }
     let scitag = file.integer("scitag")?;
     if let Some(scitag) = scitag.filter(|scitag| !SCITAGS.contains(scitag)) {
         let (least, most) = (SCITAGS.start(), SCITAGS.end());
@@ -210,7 +217,7 @@ fn add_file(file: &Object<'_>, index: usize, entries: &mut Vec<Entry>) -> Result
         "scitag": scitag,
         "staging_metadata": only_object("staging_metadata")?,
         "archive_metadata": only_object("archive_metadata")?,
-        "selection_strategy": file.text("selection_strategy")?,
+        "selection_strategy": strategy_name,
     });
     let entry = Entry {
         pairs: Vec::new(),
@@ -286,7 +293,8 @@ fn options(params: &Object<'_>, job_type: &str, entries: &[Entry]) -> Result<Job
             internal.push(name.to_owned());
         }
     }
-    let pair = entries.iter().find_map(|entry| entry.pairs.first());
+    // A job with replicas has no single source.
+    let pair = entries.iter().find_map(|entry| entry.pairs.first()).filter(|_| job_type != "R");
     let endpoint = |location: Option<&String>| location.and_then(|location| endpoint_of(location).ok());
     let fts = json!({
         "job_type": job_type,
@@ -393,8 +401,27 @@ fn queue_time(params: &Object<'_>) -> Result<Option<Duration>, Failed> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    thread_local! {
+        static READ: RefCell<BTreeSet<String>> = RefCell::default();
+    }
+
+    /// Notes that a key was read.
+    pub(super) fn note(key: &str) {
+        READ.with_borrow_mut(|read| read.insert(key.to_owned()));
+    }
+
+    /// Returns the keys that are read while a function runs.
+    pub(in super::super) fn keys_read(run: impl FnOnce()) -> BTreeSet<String> {
+        READ.take();
+        run();
+        READ.take()
+    }
 
     fn caller() -> Caller {
         Caller { vos: vec!["testvo".to_owned()], method: Method::Certificate, ..Caller::default() }

@@ -5,139 +5,97 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::Json;
+use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event as ServerEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
-use axum::{Json, Router};
 use serde::Deserialize;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::scheduler::Waits;
 use sterna_sched::state::{FileState, JobState};
 use utoipa::{IntoParams, OpenApi};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use uuid::Uuid;
 
-use crate::api::app::{App, BODY_BYTES_MAX};
+use crate::api::app::App;
+use crate::api::body::{Small, Whole};
+use crate::api::description::Credentials;
+use crate::api::ui;
 use crate::caller::{Caller, Operation};
-use crate::command::Cancelled;
+use crate::command::{Cancelled, PRIORITIES};
 use crate::job::File;
 use crate::service::now;
 use crate::store::{FileFilter, JobFilter};
 
 mod answer;
 mod bans;
+mod config;
+pub mod config_types;
 mod sites;
+mod submit;
 pub mod types;
 
 pub(super) use answer::Failed;
-use answer::{By, usage};
-use types::{
-    Accepted, Change, Changes, FileDetails, FileList, FileView, JobList, JobView, NewJob, Patch, Problem, Waiting,
-};
+pub use answer::failure;
+use answer::{By, Refusals, page, read, usage};
+pub use submit::MANIFEST_BYTES_MAX;
+use types::{Change, Changes, FileDetails, FileList, FileView, JobList, JobView, Patch, Problem, Waiting};
 
-/// Header with the key of a repeated submission. Source: draft-ietf-httpapi-idempotency-key-header.
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
-
-/// Maximum bytes of an idempotency key.
-const KEY_BYTES_MAX: usize = 255;
-
-/// Number of entries of a list, unless the request has another.
-const PAGE: u32 = 100;
-
-/// Maximum number of entries of a list.
-const PAGE_MAX: u32 = 1000;
+/// Beginning of the paths of this interface.
+pub const PREFIX: &str = "/api/v1/";
 
 /// Time between two looks for new changes. Reason: people and dashboards see a change within half a second.
 const CHANGES_EVERY: Duration = Duration::from_millis(500);
 
-/// Description of the interface.
+/// Description of the interface, without its routes.
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "Sterna transfer service", description = "Jobs, files and changes of a Sterna transfer service."),
-    paths(
-        submit,
-        list,
-        job,
-        patch,
-        cancel,
-        files,
-        file,
-        changes,
-        bans::list,
-        bans::ban,
-        bans::lift,
-        sites::list,
-        sites::set,
-        sites::remove,
-        sites::paths
+    info(
+        title = "Sterna transfer service",
+        description = "Jobs, files, changes and settings of a Sterna transfer service."
     ),
-    components(schemas(Problem))
+    components(schemas(Problem)),
+    modifiers(&Credentials),
+    security(("certificate" = []), ("token" = []))
 )]
 struct Description;
 
-/// Returns the routes.
-pub fn routes() -> Router<App> {
-    Router::new()
-        .route("/api/v1/openapi.json", get(|| async { Json(Description::openapi()) }))
-        .route("/api/v1/jobs", get(list).post(submit))
-        .route("/api/v1/jobs/{id}", get(job).patch(patch))
-        .route("/api/v1/jobs/{id}/cancel", post(cancel))
-        .route("/api/v1/jobs/{id}/files", get(files))
-        .route("/api/v1/files/{number}", get(file))
-        .route("/api/v1/changes", get(changes))
-        .route("/api/v1/bans", get(bans::list))
-        .route("/api/v1/bans/{endpoint}", put(bans::ban).delete(bans::lift))
-        .route("/api/v1/sites", get(sites::list))
-        .route("/api/v1/sites/{name}", put(sites::set).delete(sites::remove))
-        .route("/api/v1/paths", get(sites::paths))
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+/// Returns the routes, with their description, and the page for people.
+pub fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(description))
+        .routes(routes!(list, submit::submit))
+        .routes(routes!(job, patch))
+        .routes(routes!(cancel))
+        .routes(routes!(files))
+        .routes(routes!(file))
+        .routes(routes!(changes))
+        .routes(routes!(bans::list))
+        .routes(routes!(bans::ban, bans::lift))
+        .routes(routes!(sites::list))
+        .routes(routes!(sites::set, sites::remove))
+        .routes(routes!(sites::paths))
+        .merge(config::routes())
+        .merge(ui::routes())
 }
 
-/// Submits a job.
-///
-/// The body is a job in JSON, or a manifest: lines of JSON (`application/x-ndjson`), the first with the job and each
-/// other with a file.
+/// Returns this description (OpenAPI).
 #[utoipa::path(
-    post,
-    path = "/api/v1/jobs",
-    request_body(content((NewJob = "application/json"), (String = "application/x-ndjson"))),
-    params(("Idempotency-Key" = Option<String>, Header, description = "A repeated request with this key finds the first job")),
-    responses(
-        (status = 201, body = Accepted),
-        (status = 400, body = Problem),
-        (status = 401, body = Problem),
-        (status = 403, body = Problem),
-        (status = 413, description = "More files than a job may have"),
-        (status = 415, description = "Another media type"),
-    )
+    get,
+    path = "/api/v1/openapi.json",
+    security(()),
+    responses((status = 200, description = "Description", body = serde_json::Value), Refusals)
 )]
-async fn submit(By(caller): By, State(app): State<App>, headers: HeaderMap, body: Bytes) -> Result<Response, Failed> {
-    let media = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let job = match media.split(';').next().unwrap_or_default().trim() {
-        "application/x-ndjson" => NewJob::of_lines(&body)?,
-        "application/json" => {
-            serde_json::from_slice(&body).map_err(|e| usage(format!("the job is not understood: {e}")))?
-        }
-        other => {
-            let error = usage(format!("the media type {other}: expected application/json or application/x-ndjson"));
-            return Ok((StatusCode::UNSUPPORTED_MEDIA_TYPE, Json(Problem::from(&error))).into_response());
-        }
-    };
-    let key = match headers.get(IDEMPOTENCY_KEY).map(|value| value.to_str()) {
-        None => None,
-        Some(Ok(key)) if (1..=KEY_BYTES_MAX).contains(&key.len()) => Some(key.to_owned()),
-        Some(_) => return Err(usage(format!("Idempotency-Key: expected 1 to {KEY_BYTES_MAX} ASCII characters")).into()),
-    };
-    let files = job.files.len() as u64;
-    let id = app.service.submit(&caller, job.into_submission(key)?).await?;
-    Ok((StatusCode::CREATED, Json(Accepted { id, files })).into_response())
+async fn description() -> Response {
+    Json(routes().into_openapi()).into_response()
 }
 
 /// Selection of jobs.
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct JobQuery {
     /// States, separated by commas; without them those that have not ended.
     state: Option<String>,
@@ -145,14 +103,6 @@ struct JobQuery {
     vo: Option<String>,
     /// Maximum number of jobs, from 1 to 1000.
     limit: Option<u32>,
-}
-
-fn page(limit: Option<u32>) -> Result<u32, Error> {
-    match limit {
-        None => Ok(PAGE),
-        Some(limit) if (1..=PAGE_MAX).contains(&limit) => Ok(limit),
-        Some(limit) => Err(usage(format!("limit={limit}: expected 1 to {PAGE_MAX}"))),
-    }
 }
 
 /// Reads names of states that are separated by commas.
@@ -166,7 +116,8 @@ fn states<T>(names: Option<&str>, by_name: impl Fn(&str) -> Option<T>) -> Result
     get,
     path = "/api/v1/jobs",
     params(JobQuery),
-    responses((status = 200, body = JobList), (status = 400, body = Problem), (status = 403, body = Problem))
+    operation_id = "list_jobs",
+    responses((status = 200, description = "Jobs", body = JobList), Refusals)
 )]
 async fn list(By(caller): By, State(app): State<App>, Query(query): Query<JobQuery>) -> Result<Json<JobList>, Failed> {
     let filter = JobFilter {
@@ -184,7 +135,7 @@ async fn list(By(caller): By, State(app): State<App>, Query(query): Query<JobQue
     get,
     path = "/api/v1/jobs/{id}",
     params(("id" = Uuid, Path, description = "Job")),
-    responses((status = 200, body = JobView), (status = 403, body = Problem), (status = 404, body = Problem))
+    responses((status = 200, description = "Job", body = JobView), Refusals)
 )]
 async fn job(By(caller): By, State(app): State<App>, Path(id): Path<String>) -> Result<Json<JobView>, Failed> {
     Ok(Json(JobView::from(&app.service.job(&caller, &id).await?)))
@@ -196,21 +147,19 @@ async fn job(By(caller): By, State(app): State<App>, Path(id): Path<String>) -> 
     path = "/api/v1/jobs/{id}",
     params(("id" = Uuid, Path, description = "Job")),
     request_body = Patch,
-    responses(
-        (status = 200, body = JobView),
-        (status = 400, body = Problem),
-        (status = 403, body = Problem),
-        (status = 404, body = Problem),
-    )
+    responses((status = 200, description = "Job after the change", body = JobView), Refusals)
 )]
 async fn patch(
     By(caller): By,
     State(app): State<App>,
     Path(id): Path<String>,
-    body: Bytes,
+    Whole(body): Small,
 ) -> Result<Json<JobView>, Failed> {
-    let patch: Patch =
-        serde_json::from_slice(&body).map_err(|e| usage(format!("the change is not understood: {e}")))?;
+    let patch: Patch = read("the change", &body)?;
+    let (lowest, highest) = PRIORITIES;
+    if !(lowest..=highest).contains(&patch.priority) {
+        return Err(usage(format!("priority {}: expected {lowest} to {highest}", patch.priority)).into());
+    }
     Ok(Json(JobView::from(&app.service.set_priority(&caller, &id, patch.priority).await?)))
 }
 
@@ -220,10 +169,9 @@ async fn patch(
     path = "/api/v1/jobs/{id}/cancel",
     params(("id" = Uuid, Path, description = "Job")),
     responses(
-        (status = 200, body = JobView),
-        (status = 403, body = Problem),
-        (status = 404, body = Problem),
+        (status = 200, description = "The job is cancelled", body = JobView),
         (status = 409, description = "The job had ended", body = JobView),
+        Refusals,
     )
 )]
 async fn cancel(By(caller): By, State(app): State<App>, Path(id): Path<String>) -> Result<Response, Failed> {
@@ -235,6 +183,7 @@ async fn cancel(By(caller): By, State(app): State<App>, Path(id): Path<String>) 
 
 /// Selection of files.
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct FileQuery {
     /// States, separated by commas.
     state: Option<String>,
@@ -249,12 +198,7 @@ struct FileQuery {
     get,
     path = "/api/v1/jobs/{id}/files",
     params(("id" = Uuid, Path, description = "Job"), FileQuery),
-    responses(
-        (status = 200, body = FileList),
-        (status = 400, body = Problem),
-        (status = 403, body = Problem),
-        (status = 404, body = Problem),
-    )
+    responses((status = 200, description = "Files", body = FileList), Refusals)
 )]
 async fn files(
     By(caller): By,
@@ -284,7 +228,7 @@ fn view(app: &App, file: &File) -> FileView {
     get,
     path = "/api/v1/files/{number}",
     params(("number" = u64, Path, description = "File")),
-    responses((status = 200, body = FileDetails), (status = 403, body = Problem), (status = 404, body = Problem))
+    responses((status = 200, description = "File", body = FileDetails), Refusals)
 )]
 async fn file(By(caller): By, State(app): State<App>, Path(number): Path<String>) -> Result<Json<FileDetails>, Failed> {
     let missing = || {
@@ -325,6 +269,7 @@ fn why(app: &App, file: &File) -> Option<Waiting> {
 
 /// Selection of changes.
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct ChangeQuery {
     /// Cursor: changes after this one. 0: from the first one that is kept.
     after: Option<u64>,
@@ -338,9 +283,12 @@ struct ChangeQuery {
     path = "/api/v1/changes",
     params(ChangeQuery),
     responses(
-        (status = 200, content((Changes = "application/json"), (String = "text/event-stream"))),
-        (status = 400, body = Problem),
-        (status = 403, body = Problem),
+        (
+            status = 200,
+            description = "Changes",
+            content((Changes = "application/json"), (String = "text/event-stream"))
+        ),
+        Refusals,
     )
 )]
 async fn changes(

@@ -12,7 +12,7 @@ use sterna_sched::time::UnixTime;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::command::{Entry, FILES_MAX, Pair, Submission};
+use crate::command::{Entry, Pair, Submission};
 use crate::job::{ChecksumPolicy, Failure, File, Job, JobOptions, Moved, OverwritePolicy};
 use crate::settings::{Ban, BanKind};
 use crate::site::{SiteAccess, SiteRight};
@@ -20,6 +20,12 @@ use crate::store::{Attempt, Feed};
 
 /// Maximum time in the queue in seconds: a year. Reason: a longer one is a mistake.
 const QUEUE_S_MAX: u64 = 366 * 86_400;
+
+/// Maximum size of a file in bytes. Reason: databases have signed integers.
+const SIZE_MAX: u64 = i64::MAX as u64;
+
+/// Maximum number of further attempts of a file. Reason: a larger one is a mistake.
+const RETRIES_MAX: u32 = 1000;
 
 /// Maximum bytes of the metadata of a job or a file, as JSON.
 const METADATA_BYTES_MAX: usize = 4096;
@@ -121,6 +127,7 @@ pub struct NewFile {
     /// Activity.
     pub activity: Option<String>,
     /// Size in bytes.
+    #[schema(maximum = 9_223_372_036_854_775_807_i64)]
     pub size: Option<u64>,
     /// Checksum, `ALGORITHM:value`.
     pub checksum: Option<String>,
@@ -132,28 +139,15 @@ pub struct NewFile {
 }
 
 impl NewJob {
-    /// Reads a manifest: lines of JSON, the first with the job and each other with a file.
-    pub fn of_lines(body: &[u8]) -> Result<Self, Error> {
-        let wrong = |number: usize, e: serde_json::Error| usage(format!("line {}: {e}", number + 1));
-        let mut job: Option<Self> = None;
-        for (number, line) in body.split(|byte| *byte == b'\n').enumerate() {
-            if line.trim_ascii().is_empty() {
-                continue;
-            }
-            match &mut job {
-                None => job = Some(serde_json::from_slice(line).map_err(|e| wrong(number, e))?),
-                Some(job) if job.files.len() as u64 >= FILES_MAX => {
-                    let text = format!("line {}: the maximum of a job is {FILES_MAX} files", number + 1);
-                    return Err(Error::new(ErrorKind::Limit, Scope::Client, Phase::Prepare, text));
-                }
-                Some(job) => job.files.push(serde_json::from_slice(line).map_err(|e| wrong(number, e))?),
-            }
-        }
-        job.ok_or_else(|| usage("the manifest is empty"))
-    }
-
-    /// Returns the command. Errors: `Usage`, for a value that is not understood.
-    pub fn into_submission(self, idempotency_key: Option<String>) -> Result<Submission, Error> {
+    /// Returns the command, without the files that follow in a manifest. Errors: `Usage`, for a value that is not
+    /// understood.
+    pub fn into_submission(mut self, idempotency_key: Option<String>) -> Result<Submission, Error> {
+        let files = std::mem::take(&mut self.files);
+        let entries = files.into_iter().enumerate().map(|(index, file)| {
+            let entry = file.into_entry(self.activity.as_deref());
+            entry.map_err(|e| usage(format!("file {}: {}", index + 1, e.text())))
+        });
+        let entries = entries.collect::<Result<_, _>>()?;
         let checksum = match self.checksum.as_deref() {
             None | Some("none") => ChecksumPolicy::None,
             Some("source") => ChecksumPolicy::Source,
@@ -173,11 +167,10 @@ impl NewJob {
         if let Some(priority) = self.priority.filter(|priority| !(1..=5).contains(priority)) {
             return Err(usage(format!("priority {priority}: expected 1 to 5")));
         }
+        if let Some(retries) = self.retries.filter(|retries| *retries > RETRIES_MAX) {
+            return Err(usage(format!("retries {retries}: the maximum is {RETRIES_MAX}")));
+        }
         check_metadata(self.metadata.as_ref())?;
-        let activity = self.activity;
-        let entries = self.files.into_iter().enumerate().map(|(index, file)| {
-            file.into_entry(activity.as_deref()).map_err(|e| usage(format!("file {}: {}", index + 1, e.text())))
-        });
         let options = JobOptions {
             checksum,
             overwrite,
@@ -195,7 +188,7 @@ impl NewJob {
             options,
             metadata: self.metadata,
             idempotency_key,
-            entries: entries.collect::<Result<_, _>>()?,
+            entries,
         })
     }
 }
@@ -209,7 +202,8 @@ fn check_metadata(metadata: Option<&Value>) -> Result<(), Error> {
 }
 
 impl NewFile {
-    fn into_entry(self, activity: Option<&str>) -> Result<Entry, Error> {
+    /// Returns the entry of a job. `activity`: that of a file that names none. Errors: `Usage`.
+    pub fn into_entry(self, activity: Option<&str>) -> Result<Entry, Error> {
         if self.sources.is_empty() || self.destination.is_empty() {
             return Err(usage("expected sources and a destination"));
         }
@@ -217,6 +211,9 @@ impl NewFile {
             None => Strategy::default(),
             Some(name) => Strategy::by_name(name).ok_or_else(|| usage(format!("there is no strategy {name}")))?,
         };
+        if let Some(size) = self.size.filter(|size| *size > SIZE_MAX) {
+            return Err(usage(format!("size {size}: the maximum is {SIZE_MAX}")));
+        }
         check_metadata(self.metadata.as_ref())?;
         let destination = self.destination;
         let pair = |source| Pair { source, destination: destination.clone() };
