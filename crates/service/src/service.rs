@@ -45,6 +45,8 @@ pub(crate) struct Running {
     pub(crate) bytes: u64,
     /// It was cancelled; its worker has not reported the end yet.
     pub(crate) is_cancelled: bool,
+    /// The other agent has another address now: a failure starts it again, and is no failed attempt.
+    pub(crate) has_moved: bool,
 }
 
 /// Order for the runner.

@@ -119,6 +119,7 @@ impl Runner {
         let sites: Vec<String> = self.applied.sites_of(&connection.agent).into_iter().map(str::to_owned).collect();
         info!("agent {} of {} is connected, release {}", connection.agent, sites.join(", "), connection.release);
         let at_agent: HashSet<Key> = connection.running.iter().copied().collect();
+        self.handle_moved(connection.agent, connection.address.as_deref());
         let earlier = self.agents.handle_connected(worker, connection);
         let welcome = ToAgent::Welcome { key: to_base64(&self.identity.public_key().0), sites };
         self.agents.send(worker, welcome);
@@ -143,6 +144,17 @@ impl Runner {
         }
         self.refresh_agents();
         lost
+    }
+
+    /// Ends transfers with an agent that has another address now. They start again with that one.
+    fn handle_moved(&self, agent: Fingerprint, address: Option<&str>) {
+        for running in self.service.shared.running.lock().values_mut() {
+            let peer = running.assignment.as_ref().and_then(|assignment| assignment.peer.as_ref());
+            if peer.is_some_and(|peer| peer.agent == agent && Some(peer.address.as_str()) != address) {
+                running.has_moved = true;
+                self.agents.send(&running.worker, ToAgent::Cancel { key: key_of(running) });
+            }
+        }
     }
 
     /// Removes the transfers of workers from those under way.

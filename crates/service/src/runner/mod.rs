@@ -228,7 +228,8 @@ impl Runner {
             let Some(worker) = file.worker.as_deref().map(Arc::<str>::from) else { continue };
             self.agents.handle_expected(&worker, Instant::now());
             self.service.shared.scheduler.lock().handle_running(queue_of(&file), queued(&file));
-            let running = Running { options, worker, assignment: None, bytes: 0, is_cancelled: false, file };
+            let running =
+                Running { options, worker, assignment: None, bytes: 0, is_cancelled: false, has_moved: false, file };
             self.service.shared.running.lock().insert(running.file.number, running);
         }
     }
@@ -351,7 +352,7 @@ impl Runner {
         let worker = placement.worker().unwrap_or_else(|| self.embedded.name());
         let (worker, key) = (Arc::clone(worker), Key::of(&task));
         let assignment = placement.assignment().cloned();
-        let running = Running { file, options, worker, assignment, bytes: 0, is_cancelled: false };
+        let running = Running { file, options, worker, assignment, bytes: 0, is_cancelled: false, has_moved: false };
         self.service.shared.running.lock().insert(running.file.number, running);
         let failure = match placement {
             Placement::Embedded => return self.embedded.start(task),
@@ -414,6 +415,11 @@ impl Runner {
             match report {
                 Report::Progress(transfers) => self.handle_progress(&worker, transfers),
                 Report::Ended { key, moved, failure } => match self.take_running(&worker, key) {
+                    Some(running) if running.has_moved && failure.is_some() => {
+                        self.agents.send(&worker, ToAgent::Recorded { key });
+                        // It counts no more.
+                        lost.push(Running { assignment: None, ..running });
+                    }
                     Some(running) => ended.push(Ended { key, running, moved, failure }),
                     // It was given to another worker, or ended long ago.
                     None => self.agents.send(&worker, ToAgent::Recorded { key }),
