@@ -15,6 +15,7 @@ use url::Url;
 use uuid::Uuid;
 
 use crate::caller::{Caller, Level, Operation};
+use crate::credentials::Credentials;
 use crate::job::{File, Job, JobOptions, NewFile, NewJob};
 use crate::service::{Service, link_of, now};
 use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Submitted};
@@ -35,12 +36,14 @@ const LOCATION_BYTES_MAX: usize = 8192;
 pub const CANCELLED_BY_USER: &str = "Job canceled by the user";
 
 /// Replica of an entry, or its only source.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Pair {
     /// Source.
     pub source: String,
     /// Destination.
     pub destination: String,
+    /// Credentials for both.
+    pub credentials: Credentials,
 }
 
 /// Entry of a job that is submitted: one file that shall arrive.
@@ -205,6 +208,7 @@ impl Service {
                 deadline: entry.deadline,
                 metadata: entry.metadata.clone(),
                 fts: entry.fts.clone(),
+                credentials: pair.credentials,
             });
         }
         Ok(())

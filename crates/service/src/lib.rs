@@ -12,6 +12,7 @@ pub mod caller;
 pub mod command;
 pub mod config;
 pub mod copies;
+pub mod credentials;
 pub mod dev;
 pub mod job;
 pub mod mock;

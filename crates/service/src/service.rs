@@ -22,6 +22,7 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use crate::copies::Copies;
+use crate::credentials::Credentials;
 use crate::job::{Failure, File, JobOptions, Moved, Task};
 use crate::settings::Applied;
 use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Store};
@@ -376,8 +377,14 @@ impl Runner {
         }
         let options = self.options_of(&files).await;
         for file in files {
+        let numbers: Vec<FileNumber> = files.iter().map(|file| file.number).collect();
+        let mut credentials = match numbers.is_empty() {
+            true => BTreeMap::new(),
+            false => self.insist("read credentials", async || self.store().credentials(numbers.clone()).await).await,
+        };
             let Some(options) = options.get(&file.job).map(Arc::clone) else { continue };
-            self.start_one(file, options);
+            let credentials = credentials.remove(&file.number).unwrap_or_default();
+            self.start_one(file, options, credentials);
         }
     }
 
@@ -394,7 +401,7 @@ impl Runner {
         jobs.into_iter().map(|job| (job.new.id, Arc::new(job.new.options))).collect()
     }
 
-    fn start_one(&self, file: File, options: Arc<JobOptions>) {
+    fn start_one(&self, file: File, options: Arc<JobOptions>, credentials: Credentials) {
         let task = Task {
             file: file.number.0,
             attempt: file.failures + 1,
@@ -405,6 +412,7 @@ impl Runner {
             checksum: file.new.checksum.clone(),
             options: (*options).clone(),
         };
+            credentials,
         self.service.shared.running.lock().insert(file.number, Running { file, options, bytes: 0 });
         self.embedded.start(task);
     }
@@ -486,7 +494,7 @@ impl Runner {
         let (file, at) = (&running.file, now());
         let link = link_of(&file.new.source_endpoint, &file.new.destination_endpoint);
         let outcome = failure.map_or(Ok(ByteCount(moved.bytes)), Err);
-        self.service.shared.scheduler.lock().handle_ended(file.number, outcome, None, at);
+        self.service.shared.scheduler.lock().handle_ended(file.number, outcome, failure.and_then(Error::wait), at);
         let mut statistics = self.service.shared.statistics.lock();
         match failure {
             None => statistics.handle_arrived(&link, ByteCount(moved.bytes), moved.time(), at),

@@ -215,7 +215,7 @@ impl NewFile {
         };
         check_metadata(self.metadata.as_ref())?;
         let destination = self.destination;
-        let pair = |source| Pair { source, destination: destination.clone() };
+        let pair = |source| Pair { source, destination: destination.clone(), ..Pair::default() };
         Ok(Entry {
             pairs: self.sources.into_iter().map(pair).collect(),
             strategy,
