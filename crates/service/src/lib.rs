@@ -20,4 +20,5 @@ pub mod operator;
 pub mod service;
 pub mod settings;
 pub mod store;
+pub mod web;
 pub mod worker;

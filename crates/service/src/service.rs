@@ -26,6 +26,7 @@ use crate::credentials::Credentials;
 use crate::job::{Failure, File, JobOptions, Moved, Task};
 use crate::settings::Applied;
 use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Store};
+use crate::web::Web;
 use crate::worker::{Embedded, Report, Reports};
 
 /// Time after which the runner looks at retries and expiry times, without another event.
@@ -115,7 +116,7 @@ pub struct Runner {
 
 impl Service {
     /// Creates a service on a store.
-    pub fn new(store: Arc<dyn Store>, copies: Copies, host: String) -> (Arc<Self>, Runner) {
+    pub fn new(store: Arc<dyn Store>, copies: Copies, web: Web, host: String) -> (Arc<Self>, Runner) {
         let (orders, received) = mpsc::unbounded_channel();
         let (reports, reported): (Reports, _) = mpsc::unbounded_channel();
         let shared = Shared {
@@ -130,7 +131,7 @@ impl Service {
             service: Arc::clone(&service),
             orders: received,
             reports: reported,
-            embedded: Embedded::new(name, reports, copies),
+            embedded: Embedded::new(name, reports, copies, web),
             read: FileNumber(0),
         };
         (service, runner)
@@ -376,12 +377,12 @@ impl Runner {
             }
         }
         let options = self.options_of(&files).await;
-        for file in files {
         let numbers: Vec<FileNumber> = files.iter().map(|file| file.number).collect();
         let mut credentials = match numbers.is_empty() {
             true => BTreeMap::new(),
             false => self.insist("read credentials", async || self.store().credentials(numbers.clone()).await).await,
         };
+        for file in files {
             let Some(options) = options.get(&file.job).map(Arc::clone) else { continue };
             let credentials = credentials.remove(&file.number).unwrap_or_default();
             self.start_one(file, options, credentials);
@@ -411,8 +412,8 @@ impl Runner {
             size: file.new.size,
             checksum: file.new.checksum.clone(),
             options: (*options).clone(),
-        };
             credentials,
+        };
         self.service.shared.running.lock().insert(file.number, Running { file, options, bytes: 0 });
         self.embedded.start(task);
     }

@@ -18,6 +18,7 @@ use sterna_service::copies::Copies;
 use sterna_service::dev::{self, Dev};
 use sterna_service::service::Service;
 use sterna_service::store::SqliteStore;
+use sterna_service::web::{AddressRules, Web};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -58,8 +59,12 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
     let tls = Arc::new(server_config(&identity.server, Arc::clone(&trust))?);
     let access = Arc::new(Access::new(tls, Arc::clone(&trust), identity.rules(&trust)?, identity.issuers()?));
     let host = host_name();
-    let copies = Copies::open(&state::directory(flags.state.as_deref())?)?;
-    let (service, runner) = Service::new(store, copies, host);
+    let state_dir = state::directory(flags.state.as_deref())?;
+    let copies = Copies::open(&state_dir)?;
+    // The key makes the name of this service unique, and the same after a restart.
+    let name = sterna_net::identity::Identity::load_or_create(&state_dir)?.fingerprint().to_string();
+    let web = Web::open(trust, identity.addresses(), &name).await?;
+    let (service, runner) = Service::new(store, copies, web, host);
     let default = if flags.dev { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
     let listen = flags.listen.unwrap_or(SocketAddr::new(IpAddr::V4(default), SERVICE_PORT));
     let listener = TcpListener::bind(listen).await.map_err(|e| failed(&format!("listen on {listen}")).caused_by(e))?;
@@ -132,6 +137,12 @@ impl Identity {
             rules.by_name.insert(user.dn, [Level::All; Operation::ALL.len()]);
         }
         Ok(rules)
+    }
+
+    /// Returns the addresses that storages may have. Those of a trial are often on this host.
+    fn addresses(&self) -> AddressRules {
+        let default = AddressRules::default();
+        self.config.addresses(AddressRules { loopback: default.loopback || self.dev.is_some(), ..default })
     }
 
     /// Returns the issuers of tokens. That of a trial gives all rights.

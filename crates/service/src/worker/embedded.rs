@@ -14,6 +14,7 @@ use super::{Report, Reports};
 use crate::copies::Copies;
 use crate::job::{Moved, Task};
 use crate::mock;
+use crate::web::Web;
 
 /// Worker within the process of the service, for storages that need no agent.
 pub struct Embedded {
@@ -21,6 +22,7 @@ pub struct Embedded {
     reports: Reports,
     running: Arc<Mutex<HashMap<FileNumber, Running>>>,
     copies: Copies,
+    web: Web,
 }
 
 /// Transfer under way.
@@ -34,8 +36,8 @@ enum Running {
 impl Embedded {
     /// Creates a worker. Its name is new with each process, so that a restarted service knows the transfers of the last
     /// one as lost.
-    pub fn new(name: Arc<str>, reports: Reports, copies: Copies) -> Self {
-        Self { name, reports, running: Arc::default(), copies }
+    pub fn new(name: Arc<str>, reports: Reports, copies: Copies, web: Web) -> Self {
+        Self { name, reports, running: Arc::default(), copies, web }
     }
 
     /// Returns the name.
@@ -45,14 +47,18 @@ impl Embedded {
 
     /// Returns true if this worker can run a transfer.
     pub fn can_run(source: &str, destination: &str) -> bool {
-        (mock::is_mock(source) && mock::is_mock(destination)) || Copies::can_run(source, destination)
+        let is_mock = mock::is_mock(source) && mock::is_mock(destination);
+        is_mock || Web::can_run(source, destination) || Copies::can_run(source, destination)
     }
 
     /// Starts a transfer. Runs within a tokio runtime.
     pub fn start(&self, task: Task) {
-        match Copies::can_run(&task.source, &task.destination) {
-            true => self.start_copy(task),
-            false => self.start_mock(task),
+        if Copies::can_run(&task.source, &task.destination) {
+            self.start_copy(task);
+        } else if Web::can_run(&task.source, &task.destination) {
+            self.start_web(task);
+        } else {
+            self.start_mock(task);
         }
     }
 
@@ -80,14 +86,31 @@ impl Embedded {
         }
     }
 
+    fn start_web(&self, task: Task) {
+        let (file, web) = (FileNumber(task.file), self.web.clone());
+        let (name, reports) = (Arc::clone(&self.name), self.reports.clone());
+        let progress = move |bytes| drop(reports.send((Arc::clone(&name), Report::Progress(vec![(file, bytes)]))));
+        self.start_task(file, async move { web.transfer(&task, progress).await });
+    }
+
     fn start_mock(&self, task: Task) {
-        let file = FileNumber(task.file);
+        self.start_task(FileNumber(task.file), async move {
+            if Self::can_run(&task.source, &task.destination) {
+                return mock::transfer(&task).await;
+            }
+            let text = format!("no worker moves files from {} to {}", task.source, task.destination);
+            Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+        });
+    }
+
+    /// Starts a transfer as a task of the runtime.
+    fn start_task(&self, file: FileNumber, transfer: impl Future<Output = Result<Moved, Error>> + Send + 'static) {
         let (name, reports) = (Arc::clone(&self.name), self.reports.clone());
         let running = Arc::clone(&self.running);
         // Held until the transfer is in the table: its end must not come before.
         let mut table = self.running.lock();
         let ended = tokio::spawn(async move {
-            let (moved, failure) = match mock::transfer(&task).await {
+            let (moved, failure) = match transfer.await {
                 Ok(moved) => (moved, None),
                 Err(error) => (Moved::default(), Some(error)),
             };
