@@ -64,6 +64,11 @@ test)
     python3 -c 'import ensurepip, venv' 2>/dev/null || wanted+=(python3-venv)
     [ -e /usr/include/openssl/ssl.h ] || wanted+=(libssl-dev)
     install_packages "${wanted[@]}" || say "the tests of the service will fail"
+    # Storages for its transfers: XRootD with its HTTP plug-ins, and nginx from above.
+    mapfile -t wanted < <(missing_packages xrootd=xrootd-server)
+    plugins=$(ldconfig -p 2>/dev/null | grep -c libXrdHttpTPC || true)
+    [ "$plugins" != 0 ] || wanted+=(xrootd-server-plugins)
+    install_packages "${wanted[@]}" || say "the tests of transfers between storages will fail"
     scripts/fts3-client.sh || say "the tests of the service with the FTS3 client will fail"
     ;;
 demo)

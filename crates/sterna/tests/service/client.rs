@@ -20,6 +20,8 @@ pub struct Serve {
     cert: String,
     key: String,
     token: String,
+    /// Variables of the environment of the service.
+    variables: Vec<(String, PathBuf)>,
 }
 
 /// Output of a client.
@@ -65,15 +67,22 @@ fn programs() -> PathBuf {
 
 impl Serve {
     pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts a service with variables in its environment.
+    pub fn start_with(variables: &[(&str, &Path)]) -> Self {
         let state = tempfile::tempdir().unwrap();
-        let (process, ready) = start(state.path());
+        let variables: Vec<_> =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), value.to_path_buf())).collect();
+        let (process, ready) = start(state.path(), &variables);
         let value = |name: &str| {
             let mut words = ready.split_whitespace().skip_while(|word| *word != name);
             words.nth(1).unwrap_or_else(|| panic!("no {name} in {ready}")).to_owned()
         };
         let url = value("ready").replace("127.0.0.1", "localhost");
         let (capath, cert, key) = (value("capath"), value("cert"), value("key"));
-        Self { process, url, capath, cert, key, token: value("token"), state }
+        Self { process, url, capath, cert, key, token: value("token"), state, variables }
     }
 
     /// Returns the state directory.
@@ -85,7 +94,7 @@ impl Serve {
     pub fn kill_and_start(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
-        let (process, ready) = start(self.state.path());
+        let (process, ready) = start(self.state.path(), &self.variables);
         self.process = process;
         let url = ready.split_whitespace().nth(1).unwrap_or_default();
         self.url = url.replace("127.0.0.1", "localhost");
@@ -193,10 +202,11 @@ impl Drop for Serve {
 }
 
 /// Starts a service, and returns it with its first line.
-fn start(state: &Path) -> (Child, String) {
+fn start(state: &Path, variables: &[(String, PathBuf)]) -> (Child, String) {
     let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
         .args(["serve", "--dev", "--listen", "127.0.0.1:0", "--state"])
         .arg(state)
+        .envs(variables.iter().map(|(name, value)| (name, value)))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();

@@ -6,6 +6,8 @@
 mod agents;
 mod client;
 mod commands;
+mod servers;
+mod storages;
 
 use client::Serve;
 use serde_json::Value;
