@@ -3,6 +3,7 @@
 //! Follows redirects by hand: only to HTTP and HTTPS, without the token if the host changes, and never from a public
 //! host to an address that is not public. Refuses to know verbs and their statuses: `storage` and others do.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +11,10 @@ use http_body_util::BodyExt;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION, USER_AGENT};
 use hyper::{Method, Request as HttpRequest};
+use parking_lot::Mutex;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::address::Reach;
@@ -29,6 +31,13 @@ const TEXT_BYTES_MAX: usize = 64 << 10;
 
 /// Time limit to read such a text. Reason: the status is there already.
 const TEXT_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum number of requests for digests at one storage at the same time. Reason: XRootD 5.5.3 computes four at once,
+/// and answered 9 of 66 simultaneous requests never.
+const DIGESTS_MAX: usize = 8;
+
+/// Maximum number of storages whose requests are counted. Reason: some MB of memory.
+const STORAGES_MAX: usize = 10_000;
 
 /// Header with the token of the passive party of a third-party copy.
 pub(super) const TRANSFER_AUTHORIZATION: &str = "transferheaderauthorization";
@@ -146,12 +155,29 @@ pub(super) struct Client {
     connections: Connections,
     /// Memory of streamed transfers, in blocks.
     pub memory: Arc<Semaphore>,
+    /// Places for requests for digests, by storage.
+    digests: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 impl Client {
     /// Creates it. `memory_blocks`: blocks of file data that all streamed transfers together may hold.
     pub fn new(connections: Connections, memory_blocks: usize) -> Self {
-        Self { connections, memory: Arc::new(Semaphore::new(memory_blocks)) }
+        Self { connections, memory: Arc::new(Semaphore::new(memory_blocks)), digests: Mutex::default() }
+    }
+
+    /// Waits for a place for a request for a digest.
+    pub async fn digest_place(&self, end: &End) -> Option<OwnedSemaphorePermit> {
+        let places = {
+            let mut storages = self.digests.lock();
+            if storages.len() >= STORAGES_MAX {
+                // Those without a request have no other owner.
+                storages.retain(|_, places| Arc::strong_count(places) > 1);
+            }
+            let places = storages.entry(end.at.origin().to_owned());
+            Arc::clone(places.or_insert_with(|| Arc::new(Semaphore::new(DIGESTS_MAX))))
+        };
+        // The semaphore is never closed.
+        places.acquire_owned().await.ok()
     }
 
     /// Sends a request without a body, and follows redirects. Errors: no answer, or a redirect that is refused. Every

@@ -71,6 +71,7 @@ pub(super) async fn stat(
         let headers = want.map(|name| (digest::WANT_DIGEST, name.to_owned())).into_iter().collect();
         let time = if want.is_some() { DIGEST_TIME_MAX } else { REQUEST_TIME_MAX };
         let request = Request { method: "HEAD", end, headers, time, phase };
+        let place = if want.is_some() { client.digest_place(end).await } else { None };
         let reply = client.send(&request).await?;
         let found = match reply.status {
             404 | 410 => None,
@@ -84,6 +85,7 @@ pub(super) async fn stat(
         let is_unready = reply.status == 202
             || found.as_ref().is_some_and(|stat| stat.size != Some(0) && stat.digest.is_some_and(digest::is_unready));
         client.finish(reply).await;
+        drop(place);
         match waits.next().filter(|_| is_unready) {
             Some(wait) => sleep(wait).await,
             None => return Ok(found),
