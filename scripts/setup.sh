@@ -71,6 +71,11 @@ test)
     mapfile -t wanted < <(missing_packages curl=curl openssl=openssl)
     install_packages "${wanted[@]}" || say "the tests of the service will fail"
     fts3_packages
+    # Storages for its transfers: XRootD with its HTTP plug-ins, and nginx from above.
+    mapfile -t wanted < <(missing_packages xrootd=xrootd-server)
+    plugins=$(ldconfig -p 2>/dev/null | grep -c libXrdHttpTPC || true)
+    [ "$plugins" != 0 ] || wanted+=(xrootd-server-plugins)
+    install_packages "${wanted[@]}" || say "the tests of transfers between storages will fail"
     scripts/fts3-client.sh || say "the tests of the service with the FTS3 client will fail"
     scripts/schemathesis.sh || say "the tests of the descriptions of the service will fail"
     ;;

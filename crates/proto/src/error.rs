@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::host_port::HostPort;
 use crate::setting::Setting;
@@ -168,6 +169,8 @@ struct Details {
     peer_os_code: Option<i32>,
     /// Fingerprint of the key that is not authorized.
     refused_key: Option<[u8; 32]>,
+    /// Time for which the end wants no other attempt.
+    wait: Option<Duration>,
 }
 
 impl Error {
@@ -248,6 +251,18 @@ impl Error {
     /// Fingerprint of the key that is not authorized: its SHA-256 digest. `None`: the failure is another one.
     pub fn refused_key(&self) -> Option<[u8; 32]> {
         self.details.as_ref()?.refused_key
+    }
+
+    /// Sets the time for which the end that failed wants no other attempt (`Retry-After` of HTTP).
+    #[must_use]
+    pub fn wait_for(mut self, time: Duration) -> Self {
+        self.details.get_or_insert_default().wait = Some(time);
+        self
+    }
+
+    /// Time for which the end that failed wants no other attempt, if it asked for one.
+    pub fn wait(&self) -> Option<Duration> {
+        self.details.as_ref()?.wait
     }
 
     /// Names the peer that reported the failure. Does nothing when this process reported it, or the peer is known.

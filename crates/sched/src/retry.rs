@@ -70,7 +70,9 @@ pub fn after_failure(error: &Error, tried: Tried, rules: &RetryRules, random: f6
     }
     if may_repeat {
         let doubled = rules.wait.saturating_mul(1 << tried.at_source.saturating_sub(1).min(16)).min(WAIT_MAX);
-        let wait = doubled.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0);
+        let spread = doubled.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0);
+        // The end that failed may have asked for a longer pause.
+        let wait = spread.max(error.wait().unwrap_or_default().min(WAIT_MAX));
         let (attempt, all) = (tried.at_source + 1, rules.attempts + 1);
         return step(Next::Again(wait), format!("attempt {attempt} of {all} in {}", readable_time(wait)));
     }
@@ -133,5 +135,16 @@ mod tests {
         };
         assert_eq!([1, 2, 3, 4, 5, 6, 90].map(|tries| wait(tries, 1.0)), [120, 240, 480, 960, 1920, 3600, 3600]);
         assert_eq!((wait(1, 0.0), wait(90, 0.0)), (60, 1800));
+    }
+
+    #[test]
+    fn an_end_may_ask_for_a_longer_pause_and_not_for_a_shorter_one() {
+        let wait = |asked: u64| {
+            let error = Error::new(ErrorKind::Busy, Scope::Source, Phase::Prepare, "busy").retry(Retry::After);
+            let error = error.wait_for(Duration::from_secs(asked));
+            after_failure(&error, Tried { at_source: 1, replicas_left: 0 }, &RetryRules::default(), 1.0).next
+        };
+        let again = |seconds| Next::Again(Duration::from_secs(seconds));
+        assert_eq!([wait(1), wait(500), wait(90_000)], [again(120), again(500), again(3600)]);
     }
 }

@@ -15,6 +15,7 @@ use url::Url;
 use uuid::Uuid;
 
 use crate::caller::{Caller, Level, Operation};
+use crate::credentials::Credentials;
 use crate::job::{File, Job, JobOptions, NewFile, NewJob};
 use crate::service::{Service, link_of, now};
 use crate::site::SiteRight;
@@ -44,12 +45,14 @@ pub fn site_of(endpoint: &str) -> Option<&str> {
 }
 
 /// Replica of an entry, or its only source.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Pair {
     /// Source.
     pub source: String,
     /// Destination.
     pub destination: String,
+    /// Credentials for both.
+    pub credentials: Credentials,
 }
 
 /// Entry of a job that is submitted: one file that shall arrive.
@@ -255,6 +258,7 @@ impl Service {
                 deadline: entry.deadline,
                 metadata: entry.metadata.clone(),
                 fts: entry.fts.clone(),
+                credentials: pair.credentials,
             });
         }
         Ok(())

@@ -11,6 +11,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use crate::access::{LEVELS_DEFAULT, Rules};
 use crate::auth::Issuer;
 use crate::caller::{Level, Levels, Operation};
+use crate::web::AddressRules;
 
 /// Maximum bytes of the file. Reason: thousands of rules.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -30,6 +31,18 @@ pub struct Config {
     /// Issuers of tokens.
     #[serde(rename = "issuer")]
     issuers: Vec<IssuerConfig>,
+    /// Storages.
+    storages: StoragesConfig,
+}
+
+/// Addresses that storages may have, besides public ones.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct StoragesConfig {
+    /// Addresses of this host.
+    loopback: Option<bool>,
+    /// Addresses of private networks.
+    private: Option<bool>,
 }
 
 /// Levels of a user or a role.
@@ -123,6 +136,14 @@ impl Config {
         self.issuers.iter().map(issuer).collect()
     }
 
+    /// Returns the addresses that storages may have. `default`: those without a configuration.
+    pub fn addresses(&self, default: AddressRules) -> AddressRules {
+        AddressRules {
+            loopback: self.storages.loopback.unwrap_or(default.loopback),
+            private: self.storages.private.unwrap_or(default.private),
+        }
+    }
+
     /// Returns the rules of access. Errors: a grant names no user and no role with its VO, or both.
     pub fn rules(&self) -> Result<Rules, Error> {
         let everybody = self.everybody.as_ref().map(levels).transpose()?.unwrap_or(LEVELS_DEFAULT);
@@ -157,6 +178,8 @@ mod tests {
         audiences = ["https://fts.example:8446"]
         vo = "testvo"
         scopes = { "fts" = { transfer = "own", deleg = "own" } }
+        [storages]
+        loopback = true
     "#;
 
     #[test]
@@ -170,6 +193,8 @@ mod tests {
             Level::Vo
         );
         assert_eq!((config.issuers.len(), config.issuers[0].vo.as_str()), (1, "testvo"));
+        assert_eq!(config.addresses(AddressRules::default()), AddressRules { loopback: true, private: true });
+        assert_eq!(Config::parse("").unwrap().addresses(AddressRules::default()), AddressRules::default());
         assert_eq!(Config::parse("").unwrap().rules().unwrap().everybody, LEVELS_DEFAULT);
     }
 
@@ -182,6 +207,7 @@ mod tests {
             ("[[grant]]\nlevels = {}", "a grant needs a user, or a role with its vo"),
             ("[[grant]]\nrole = \"production\"\nlevels = {}", "a grant needs a user, or a role with its vo"),
             ("[[issuer]]\nurl = \"x\"\naudiences = []\nvo = \"v\"\nscopes = {}", "needs audiences"),
+            ("[storages]\nlocal = true", "unknown field"),
             ("= 1", "TOML"),
         ] {
             let error = Config::parse(text).unwrap_err();

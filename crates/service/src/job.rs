@@ -12,6 +12,8 @@ use sterna_sched::state::{Entries, FileState, JobKind, JobState};
 use sterna_sched::time::UnixTime;
 use uuid::Uuid;
 
+use crate::credentials::Credentials;
+
 /// Who owns a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
@@ -143,6 +145,9 @@ pub struct NewFile {
     pub metadata: Option<serde_json::Value>,
     /// Fields of an FTS3 request that only its replies need.
     pub fts: Option<serde_json::Value>,
+    /// Credentials for the storages. Empty in a file that the store returns: it gives them to the runner alone.
+    #[serde(skip)]
+    pub credentials: Credentials,
 }
 
 /// File.
@@ -183,7 +188,7 @@ pub struct File {
 }
 
 /// Transfer that a worker runs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Task {
     /// Number of the file.
     pub file: u64,
@@ -204,6 +209,16 @@ pub struct Task {
     pub checksum: Option<String>,
     /// Options of the job.
     pub options: JobOptions,
+    /// Credentials for the storages. They leave this process only towards their storages.
+    #[serde(skip)]
+    pub credentials: Credentials,
+}
+
+impl Task {
+    /// Returns true if an earlier start may have published the file.
+    pub fn is_repeated(&self) -> bool {
+        self.start > 1
+    }
 }
 
 /// Bytes that an attempt moved, and its limits.

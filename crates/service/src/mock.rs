@@ -134,7 +134,6 @@ fn compare(task: &Task, source: &Values, destination: &Values) -> Result<Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::JobOptions;
 
     async fn run(source: &str, destination: &str, change: impl FnOnce(&mut Task)) -> Result<Moved, Error> {
         let mut task = Task {
@@ -146,7 +145,7 @@ mod tests {
             destination: format!("mock://b/f?{destination}"),
             size: None,
             checksum: None,
-            options: JobOptions::default(),
+            ..Task::default()
         };
         change(&mut task);
         transfer(&task).await

@@ -17,6 +17,7 @@ use sterna_service::config::Config;
 use sterna_service::dev::{self, Dev};
 use sterna_service::runner::Runner;
 use sterna_service::store::SqliteStore;
+use sterna_service::web::{AddressRules, Web};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -58,7 +59,9 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
     let access = Arc::new(Access::new(tls, Arc::clone(&trust), identity.rules(&trust)?, identity.issuers()?));
     let host = host_name();
     let signer = state::identity(flags.state.as_deref())?;
-    let (service, runner, agents) = Runner::new(store, signer, host);
+    // The key makes the name of this service unique, and the same after a restart.
+    let web = Web::open(trust, identity.addresses(), &signer.fingerprint().to_string()).await?;
+    let (service, runner, agents) = Runner::new(store, signer, web, host);
     let default = if flags.dev { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
     let listen = flags.listen.unwrap_or(SocketAddr::new(IpAddr::V4(default), SERVICE_PORT));
     let listener = TcpListener::bind(listen).await.map_err(|e| failed(&format!("listen on {listen}")).caused_by(e))?;
@@ -132,6 +135,12 @@ impl Identity {
             rules.by_name.insert(user.dn, [Level::All; Operation::ALL.len()]);
         }
         Ok(rules)
+    }
+
+    /// Returns the addresses that storages may have. Those of a trial are often on this host.
+    fn addresses(&self) -> AddressRules {
+        let default = AddressRules::default();
+        self.config.addresses(AddressRules { loopback: default.loopback || self.dev.is_some(), ..default })
     }
 
     /// Returns the issuers of tokens. That of a trial gives all rights.

@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use sterna_net::agent::{Agent, Commission, CommissionSpec, Work};
 use sterna_net::engine::{Cancel, CopyProgress, CopySummary};
 use sterna_net::identity::Fingerprint;
+use sterna_net::web::Secret;
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::rate::RateContract;
@@ -204,7 +205,7 @@ impl Transfers {
                 Err(Error::new(ErrorKind::Limit, Scope::Path, Phase::Transfer, text).retry(Retry::After))
             }
             // An earlier start may have published it before its worker or the service ended.
-            Err(error) if error.kind == ErrorKind::Exists && task.start > 1 => compare(&commission, cancel, error),
+            Err(error) if error.kind == ErrorKind::Exists && task.is_repeated() => compare(&commission, cancel, error),
             outcome => outcome,
         };
         if outcome.is_ok()
@@ -238,14 +239,17 @@ fn work_of(order: &Order) -> Result<Work, Error> {
         OverwritePolicy::OnRetry if task.attempt > 1 => Overwrite::Always,
         OverwritePolicy::OnRetry => Overwrite::Never,
     };
-    let Other::Agent { address, key, grant } = &order.other else {
-        if order.end == End::Source {
+    let (address, key, grant) = match &order.other {
+        Other::Agent { address, key, grant } => (address, key, grant),
+        Other::Web { token } if order.end == End::Destination => {
+            let (source, token) = (WebLocation::parse(&task.source)?, token.clone().map(Secret));
+            let destination = remote(&task.destination)?.path;
+            return Ok(Work::FromWeb { source, token, destination, overwrite, checks, expect });
+        }
+        Other::Web { .. } => {
             let text = format!("send to {}: an agent only reads from web servers", task.destination);
             return Err(Error::new(ErrorKind::Usage, Scope::Service, Phase::Prepare, text));
         }
-        let (source, token) = (WebLocation::parse(&task.source)?, None);
-        let destination = remote(&task.destination)?.path;
-        return Ok(Work::FromWeb { source, token, destination, overwrite, checks, expect });
     };
     let (source, destination) = (remote(&task.source)?, remote(&task.destination)?);
     let HostPort { host, port } =

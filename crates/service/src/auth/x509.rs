@@ -114,6 +114,20 @@ impl Trust {
         })
     }
 
+    /// Verifies that an authority has issued the certificate of a server, without its name. `others`: certificates that
+    /// complete the path.
+    pub(crate) fn check_server(
+        &self,
+        certificate: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: SystemTime,
+    ) -> Result<(), rustls::Error> {
+        let authorities = self.authorities.current(now);
+        let server = Certificate::parse(certificate).map_err(Refusal::into_tls)?;
+        let verified = authorities.verify(&server, others, webpki::KeyUsage::server_auth(), seconds(now));
+        verified.map(drop).map_err(Refusal::into_tls)
+    }
+
     /// Verifies the certificates of a handshake.
     pub(super) fn check(&self, chain: &[CertificateDer<'_>], now: SystemTime) -> Result<(), Refusal> {
         verify(chain, &self.authorities.current(now), seconds(now)).map(drop)

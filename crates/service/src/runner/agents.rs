@@ -87,7 +87,14 @@ impl Runner {
     /// Returns the order for a transfer. Errors: `Usage`, for a location that agents do not understand.
     pub(super) fn order(&self, task: Task, assignment: &Assignment) -> Result<Order, Error> {
         let Assignment { agent, end, peer, .. } = assignment;
-        let Some(peer) = peer else { return Ok(Order { task, end: *end, other: Other::Web }) };
+        let Some(peer) = peer else {
+            let secret = match end {
+                End::Source => &task.credentials.destination,
+                End::Destination => &task.credentials.source,
+            };
+            let token = secret.as_ref().map(|secret| secret.reveal().to_owned());
+            return Ok(Order { task, end: *end, other: Other::Web { token } });
+        };
         let (there, access) = match end {
             End::Source => (&task.destination, GrantedAccess::Write),
             End::Destination if task.deletes_source => (&task.source, GrantedAccess::ReadDelete),

@@ -19,11 +19,13 @@ use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
+use crate::credentials::Credentials;
 use crate::job::{Failure, File, JobOptions, Moved, Task};
 use crate::paths::PathEnds;
 use crate::service::{Order, Running, Service, link_of, now};
 use crate::settings::Applied;
 use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Store};
+use crate::web::Web;
 use crate::worker::{AgentReports, Agents, Embedded, Key, Report, Reports, ToAgent, agent_of};
 
 mod agents;
@@ -88,7 +90,12 @@ struct Ended {
 
 impl Runner {
     /// Creates a service on a store, its runner, and the way of agents to the runner. The identity signs grants.
-    pub fn new(store: Arc<dyn Store>, identity: Identity, host: String) -> (Arc<Service>, Self, AgentReports) {
+    pub fn new(
+        store: Arc<dyn Store>,
+        identity: Identity,
+        web: Web,
+        host: String,
+    ) -> (Arc<Service>, Self, AgentReports) {
         let (service, orders) = Service::new(store, host);
         let (reporter, reports) = mpsc::unbounded_channel();
         let (agent_reporter, agent_reports) = mpsc::channel(AGENT_REPORTS_MAX);
@@ -99,7 +106,7 @@ impl Runner {
             reports,
             agent_reports,
             reporter: reporter.clone(),
-            embedded: Embedded::new(name, reporter),
+            embedded: Embedded::new(name, reporter, web),
             agents: Agents::default(),
             identity,
             sites: BTreeSet::new(),
@@ -317,9 +324,15 @@ impl Runner {
         }
         let numbers: Vec<File> = files.iter().map(|(file, _)| file.clone()).collect();
         let options = self.options_of(&numbers).await;
+        let numbers: Vec<FileNumber> = numbers.iter().map(|file| file.number).collect();
+        let mut credentials = match numbers.is_empty() {
+            true => BTreeMap::new(),
+            false => self.insist("read credentials", async || self.store().credentials(numbers.clone()).await).await,
+        };
         for (file, placement) in files {
             let Some(options) = options.get(&file.job).map(Arc::clone) else { continue };
-            self.start_one(file, options, placement);
+            let credentials = credentials.remove(&file.number).unwrap_or_default();
+            self.start_one(file, options, credentials, placement);
         }
     }
 
@@ -336,7 +349,7 @@ impl Runner {
         jobs.into_iter().map(|job| (job.new.id, Arc::new(job.new.options))).collect()
     }
 
-    fn start_one(&mut self, file: File, options: Arc<JobOptions>, placement: Placement) {
+    fn start_one(&mut self, file: File, options: Arc<JobOptions>, credentials: Credentials, placement: Placement) {
         let task = Task {
             file: file.number.0,
             start: file.starts,
@@ -348,6 +361,7 @@ impl Runner {
             size: file.new.size,
             checksum: file.new.checksum.clone(),
             options: (*options).clone(),
+            credentials,
         };
         let worker = placement.worker().unwrap_or_else(|| self.embedded.name());
         let (worker, key) = (Arc::clone(worker), Key::of(&task));
@@ -493,7 +507,7 @@ impl Runner {
                 self.handle_measured(&path, moved);
             }
         }
-        self.service.shared.scheduler.lock().handle_ended(file.number, outcome, None, at);
+        self.service.shared.scheduler.lock().handle_ended(file.number, outcome, failure.and_then(Error::wait), at);
         let mut statistics = self.service.shared.statistics.lock();
         match failure {
             None => statistics.handle_arrived(&link, ByteCount(moved.bytes), moved.time(), at),

@@ -11,6 +11,7 @@ use sterna_seeded::{Seeded, for_seeds};
 use uuid::Uuid;
 
 use super::{Audit, Change, Changed, Event, FileFilter, JobFilter, SqliteStore, Store, Submitted};
+use crate::credentials::{Credentials, Secret};
 use crate::job::{Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner};
 
 const NOW: UnixTime = UnixTime(1_800_000_000_000);
@@ -141,6 +142,33 @@ async fn an_open_job_grows_until_it_is_complete() {
     let missing = store.append(Uuid::from_u128(9), vec![file(0, false)]).await.unwrap_err();
     assert_eq!(missing.kind, ErrorKind::NotFound);
     assert_eq!(files_of(store, 1).await.len(), 2500);
+}
+
+/// Tokens are given to the runner alone, survive a restart, and are gone when their job has ended.
+#[tokio::test]
+async fn credentials_are_kept_until_their_job_has_ended() {
+    let opened = open().await;
+    let store = &*opened.store;
+    let credentials = |token: &str| Credentials { source: Secret::new(token), destination: None };
+    let with = |entry, token| NewFile { credentials: credentials(token), ..file(entry, false) };
+    store.submit(job(1), vec![with(0, "t-1"), with(1, "t-2"), file(2, false)], false).await.unwrap();
+    store.append(Uuid::from_u128(1), vec![with(3, "t-1"), with(4, "t-3")], true).await.unwrap();
+    store.submit(NewJob { idempotency_key: None, ..job(2) }, vec![with(0, "t-4")], true).await.unwrap();
+    let (files, others) = (files_of(store, 1).await, files_of(store, 2).await);
+    assert!(files.iter().all(|file| file.new.credentials.is_none()), "{files:?}");
+    let numbers: Vec<_> = files.iter().chain(&others).map(|file| file.number).collect();
+    let found = async |store: &dyn Store| {
+        let found = store.credentials(numbers.clone()).await.unwrap();
+        numbers.iter().map(|number| found.get(number).cloned()).collect::<Vec<_>>()
+    };
+    let expected = [Some("t-1"), Some("t-2"), None, Some("t-1"), Some("t-3"), Some("t-4")];
+    assert_eq!(found(store).await, expected.map(|token| token.map(credentials)));
+    let again = SqliteStore::open(&opened.directory.path().join("sterna.db")).await.unwrap();
+    assert_eq!(found(&*again).await, expected.map(|token| token.map(credentials)));
+    store.cancel(Uuid::from_u128(1), "no more".to_owned(), NOW).await.unwrap();
+    change(store, &others[0], FileState::Waiting, starts()).await;
+    change(store, &others[0], FileState::Active, finishes()).await;
+    assert_eq!(found(store).await, [const { None }; 6]);
 }
 
 #[tokio::test]

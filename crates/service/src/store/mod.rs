@@ -3,6 +3,7 @@
 //! Every change is durable before its call returns. A change of a file names the state that it expects: if the file has
 //! another one, nothing is changed. Refuses to schedule and to decide what follows a failure.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -12,10 +13,12 @@ use sterna_sched::state::{FileState, JobState};
 use sterna_sched::time::UnixTime;
 use uuid::Uuid;
 
+use crate::credentials::Credentials;
 use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
 
 #[cfg(test)]
 mod conformance;
+mod credentials;
 mod sqlite;
 
 pub use sqlite::SqliteStore;
@@ -261,6 +264,10 @@ pub trait Store: Send + Sync {
 
     /// Returns files, by number.
     fn files(&self, filter: FileFilter) -> Stored<'_, Vec<File>>;
+
+    /// Returns the credentials of files for their storages, of those that have some. They are deleted when the job of a
+    /// file ends.
+    fn credentials(&self, files: Vec<FileNumber>) -> Stored<'_, BTreeMap<FileNumber, Credentials>>;
 
     /// Returns files that wait or are held after the time that their jobs allow.
     fn expired(&self, now: UnixTime) -> Stored<'_, Vec<File>>;

@@ -3,6 +3,7 @@
 //! Writes that arrive together share one transaction, and so one flush of the disk. Each runs in a savepoint of its
 //! own, so that one that fails takes back nothing of the others.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,9 @@ use sterna_sched::time::UnixTime;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
+use super::credentials;
 use super::{Attempt, Audit, Change, Changed, Event, Feed, FileFilter, JobFilter, Setting, Store, Stored, Submitted};
+use crate::credentials::Credentials;
 use crate::job::{Failure, File, Job, Moved, NewFile, NewJob, Owner};
 
 /// Maximum number of writes in one transaction. Reason: a reader of the log sees a change within some milliseconds.
@@ -27,7 +30,7 @@ const WRITES_TOGETHER_MAX: usize = 256;
 /// Maximum number of connections that read. Reason: more than the cores of a small server gain nothing.
 const READERS_MAX: u32 = 8;
 
-/// Maximum number of rows in one statement. Reason: 16 values each stay below the 32,766 parameters that SQLite takes.
+/// Maximum number of rows in one statement. Reason: 19 values each stay below the 32,766 parameters that SQLite takes.
 const ROWS_TOGETHER_MAX: usize = 1000;
 
 type Pinned<'c, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'c>>;
@@ -259,6 +262,7 @@ fn file_of(row: &SqliteRow) -> Result<File, sqlx::Error> {
             deadline: row.try_get("deadline")?,
             metadata: optional_json(row, "metadata")?,
             fts: optional_json(row, "fts")?,
+            credentials: Credentials::default(),
         },
         vo: row.try_get("vo")?,
         priority: row.try_get("priority")?,
@@ -286,12 +290,13 @@ async fn insert_files(
     files: &[NewFile],
 ) -> Result<(), sqlx::Error> {
     let job = job.to_string();
-    for files in files.chunks(ROWS_TOGETHER_MAX) {
+    let credentials = credentials::insert(connection, &job, files.iter().map(|file| &file.credentials)).await?;
+    for (files, credentials) in files.chunks(ROWS_TOGETHER_MAX).zip(credentials.chunks(ROWS_TOGETHER_MAX)) {
         let mut query = QueryBuilder::<Sqlite>::new(
             "INSERT INTO files (job, entry, state, vo, priority, submitted, source, destination, source_endpoint, \
-             destination_endpoint, activity, strategy, size, checksum, is_reserved, deadline, metadata, fts) ",
+             destination_endpoint, activity, strategy, size, checksum, is_reserved, deadline, metadata, fts, credentials) ",
         );
-        query.push_values(files, |mut row, file| {
+        query.push_values(files.iter().zip(credentials), |mut row, (file, credentials)| {
             let state = if file.is_reserved { FileState::Reserved } else { FileState::Waiting };
             row.push_bind(&job)
                 .push_bind(signed(file.entry))
@@ -310,7 +315,8 @@ async fn insert_files(
                 .push_bind(file.is_reserved)
                 .push_bind(file.deadline)
                 .push_bind(file.metadata.as_ref().map(json))
-                .push_bind(file.fts.as_ref().map(json));
+                .push_bind(file.fts.as_ref().map(json))
+                .push_bind(credentials);
         });
         query.build().execute(&mut *connection).await?;
     }
@@ -529,6 +535,9 @@ async fn count(
         .execute(&mut *connection)
         .await?;
     record(connection, at, job, None, Some(state)).await?;
+    if state.is_final() {
+        credentials::delete(connection, job).await?;
+    }
     Ok(Some(state))
 }
 
@@ -690,6 +699,7 @@ async fn cancel(
     .fetch_all(&mut *connection)
     .await?;
     record(connection, at, &id, None, Some(JobState::Cancelled)).await?;
+    credentials::delete(connection, &id).await?;
     let number = |row: &SqliteRow| Ok(FileNumber(count_of(row, "number")?));
     rows.iter().map(number).collect::<Result<Vec<FileNumber>, _>>().map(Some)
 }
@@ -825,6 +835,13 @@ impl Store for SqliteStore {
             }
             let rows = query.build().fetch_all(&self.readers).await.and_then(|rows| rows.iter().map(file_of).collect());
             rows.map_err(|e| failure("read files from the database", e))
+        })
+    }
+
+    fn credentials(&self, files: Vec<FileNumber>) -> Stored<'_, BTreeMap<FileNumber, Credentials>> {
+        Box::pin(async move {
+            let found = credentials::of_files(&self.readers, &files).await;
+            found.map_err(|e| failure("read credentials from the database", e))
         })
     }
 

@@ -10,19 +10,21 @@ use tokio::task::AbortHandle;
 use super::{Key, Report, Reports};
 use crate::job::{Moved, Task};
 use crate::mock;
+use crate::web::Web;
 
 /// Worker within the process of the service, for storages that need no agent.
 pub struct Embedded {
     name: Arc<str>,
     reports: Reports,
     running: Arc<Mutex<HashMap<Key, AbortHandle>>>,
+    web: Web,
 }
 
 impl Embedded {
     /// Creates a worker. Its name is new with each process, so that a restarted service knows the transfers of the last
     /// one as lost.
-    pub fn new(name: Arc<str>, reports: Reports) -> Self {
-        Self { name, reports, running: Arc::default() }
+    pub fn new(name: Arc<str>, reports: Reports, web: Web) -> Self {
+        Self { name, reports, running: Arc::default(), web }
     }
 
     /// Returns the name.
@@ -32,13 +34,15 @@ impl Embedded {
 
     /// Starts a transfer. Runs within a tokio runtime.
     pub fn start(&self, task: Task) {
-        let key = Key::of(&task);
+        let (key, web) = (Key::of(&task), self.web.clone());
         let (name, reports) = (Arc::clone(&self.name), self.reports.clone());
         let running = Arc::clone(&self.running);
         // Held until the transfer is in the table: its end must not come before.
         let mut table = self.running.lock();
         let ended = tokio::spawn(async move {
-            let (moved, failure) = match transfer(&task).await {
+            let (by, to) = (Arc::clone(&name), reports.clone());
+            let progress = move |bytes| drop(to.send((Arc::clone(&by), Report::Progress(vec![(key, bytes)]))));
+            let (moved, failure) = match transfer(&task, &web, progress).await {
                 Ok(moved) => (moved, None),
                 Err(error) => (Moved::default(), Some(error)),
             };
@@ -66,12 +70,13 @@ impl Embedded {
 }
 
 /// Runs a transfer. Errors: also `Usage`, for storages that no worker of this process moves files between.
-async fn transfer(task: &Task) -> Result<Moved, Error> {
-    match mock::is_mock(&task.source) && mock::is_mock(&task.destination) {
-        true => mock::transfer(task).await,
-        false => {
-            let text = format!("no worker moves files from {} to {}", task.source, task.destination);
-            Err(Error::new(ErrorKind::Usage, Scope::Service, Phase::Prepare, text))
-        }
+async fn transfer(task: &Task, web: &Web, progress: impl Fn(u64) + Send + Sync + 'static) -> Result<Moved, Error> {
+    if Web::can_run(&task.source, &task.destination) {
+        return web.transfer(task, progress).await;
     }
+    if mock::is_mock(&task.source) && mock::is_mock(&task.destination) {
+        return mock::transfer(task).await;
+    }
+    let text = format!("no worker moves files from {} to {}", task.source, task.destination);
+    Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
 }

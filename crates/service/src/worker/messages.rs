@@ -120,7 +120,10 @@ pub enum Other {
         grant: String,
     },
     /// A web server.
-    Web,
+    Web {
+        /// Bearer token of the user for it.
+        token: Option<String>,
+    },
 }
 
 /// Order to run a transfer.

@@ -30,6 +30,8 @@ pub struct Serve {
     arguments: Vec<String>,
     /// Files that the service reads.
     _files: Option<TempDir>,
+    /// Variables of the environment of the service.
+    variables: Vec<(String, PathBuf)>,
 }
 
 /// Output of a client.
@@ -75,17 +77,24 @@ fn programs() -> PathBuf {
 
 impl Serve {
     pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts a service with variables in its environment.
+    pub fn start_with(variables: &[(&str, &Path)]) -> Self {
         let state = tempfile::tempdir().unwrap();
         let port = free_port();
         let arguments = vec!["--dev".to_owned()];
-        let (process, ready) = start(state.path(), port, &arguments);
+        let variables: Vec<_> =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), value.to_path_buf())).collect();
+        let (process, ready) = start(state.path(), port, &arguments, &variables);
         let value = |name: &str| {
             let mut words = ready.split_whitespace().skip_while(|word| *word != name);
             words.nth(1).unwrap_or_else(|| panic!("no {name} in {ready}")).to_owned()
         };
         let url = value("ready").replace("127.0.0.1", "localhost");
         let (capath, cert, key) = (value("capath"), value("cert"), value("key"));
-        Self { process, port, url, capath, cert, key, token: value("token"), state, arguments, _files: None }
+        Self { process, port, url, capath, cert, key, token: value("token"), state, arguments, _files: None, variables }
     }
 
     /// Starts a service that is no trial, with the certificates of one. `files`: directory of the configuration.
@@ -135,7 +144,7 @@ impl Serve {
     pub fn kill_and_start(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
-        self.process = start(self.state.path(), self.port, &self.arguments).0;
+        self.process = start(self.state.path(), self.port, &self.arguments, &self.variables).0;
     }
 
     /// Returns a command of the FTS3 client, with the endpoint and the credentials of the trial.
@@ -265,12 +274,13 @@ fn free_port() -> u16 {
 }
 
 /// Starts a service, and returns it with its first line.
-fn start(state: &Path, port: u16, arguments: &[String]) -> (Child, String) {
+fn start(state: &Path, port: u16, arguments: &[String], variables: &[(String, PathBuf)]) -> (Child, String) {
     let log = std::fs::OpenOptions::new().create(true).append(true).open(state.join("log")).unwrap();
     let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
         .args(["serve", "--listen", &format!("127.0.0.1:{port}"), "--state"])
         .arg(state)
         .args(arguments)
+        .envs(variables.iter().map(|(name, value)| (name, value)))
         .stdout(Stdio::piped())
         .stderr(log)
         .spawn()

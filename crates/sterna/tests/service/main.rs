@@ -14,6 +14,8 @@ mod people;
 mod properties;
 mod replies;
 mod secrets;
+mod servers;
+mod storages;
 mod upload;
 
 use client::Serve;

@@ -13,6 +13,7 @@ use super::answer::Failed;
 use crate::auth::vo_id;
 use crate::caller::{Caller, Method};
 use crate::command::{Entry, FILES_MAX, Pair, Submission, endpoint_of};
+use crate::credentials::{Credentials, Secret};
 use crate::job::{ChecksumPolicy, JobOptions, OverwritePolicy};
 
 /// Maximum bytes of the metadata of a job and of a file, as JSON. Source: FTS3.
@@ -193,6 +194,8 @@ fn add_file(file: &Object<'_>, index: usize, entries: &mut Vec<Entry>) -> Result
         list.iter().map(one).collect::<Result<Vec<String>, Failed>>()
     };
     let (sources, destinations) = (locations("sources")?, locations("destinations")?);
+    let source_tokens = tokens(file, "source_tokens", sources.len())?;
+    let destination_tokens = tokens(file, "destination_tokens", destinations.len())?;
     let strategy_name = file.text("selection_strategy")?.unwrap_or(STRATEGY_DEFAULT);
     let strategy = Strategy::by_name(strategy_name)
         .ok_or_else(|| invalid(format!("'{strategy_name}' is not a valid selection strategy")))?;
@@ -230,11 +233,36 @@ fn add_file(file: &Object<'_>, index: usize, entries: &mut Vec<Entry>) -> Result
         fts: Some(fts),
     };
     let has_replicas = sources.len() > 1;
-    for destination in destinations {
-        let pair = |source: &String| Pair { source: source.clone(), destination: destination.clone() };
-        entries.push(Entry { pairs: sources.iter().map(pair).collect(), ..entry.clone() });
+    for (destination, destination_token) in destinations.iter().zip(destination_tokens) {
+        let pair = |(source, source_token): (&String, &Option<Secret>)| Pair {
+            source: source.clone(),
+            destination: destination.clone(),
+            credentials: Credentials { source: source_token.clone(), destination: destination_token.clone() },
+        };
+        entries.push(Entry { pairs: sources.iter().zip(&source_tokens).map(pair).collect(), ..entry.clone() });
     }
     Ok(has_replicas)
+}
+
+/// Reads the tokens for a list of locations: none, or one for each. No message has a token in it.
+fn tokens(file: &Object<'_>, key: &str, count: usize) -> Result<Vec<Option<Secret>>, Failed> {
+    let Some(list) = file.get(key) else { return Ok(vec![None; count]) };
+    let list = list.as_array().ok_or_else(|| invalid(format!("{key}: expected a list")))?;
+    if list.is_empty() {
+        return Ok(vec![None; count]);
+    }
+    if list.len() != count {
+        return Err(invalid(format!("{key}: {} tokens for {count} locations", list.len())));
+    }
+    let one = |value: &Value| match value {
+        Value::Null => Ok(None),
+        Value::String(text) if text.is_empty() => Ok(None),
+        Value::String(text) => {
+            Secret::new(text).map(Some).ok_or_else(|| invalid(format!("{key}: a text that cannot be a token")))
+        }
+        _ => Err(invalid(format!("{key}: a value that is not a text"))),
+    };
+    list.iter().map(one).collect()
 }
 
 /// Checks that each hop starts where the one before ends.
@@ -497,6 +525,29 @@ pub(super) mod tests {
             (Some(30), Some(json!({"label": "x", "auth_method": "certificate"})))
         );
         assert!(with(&json!({"overwrite": true, "overwrite_on_retry": true})).is_err());
+    }
+
+    #[test]
+    fn each_pair_has_the_tokens_of_its_ends_and_no_message_has_one() {
+        let (a, b, c) = ("https://a.example/f", "https://b.example/f", "https://c.example/f");
+        let file = |source_tokens: Value, destination_tokens: Value| {
+            let file = json!({"sources": [a, b], "destinations": [c],
+                "source_tokens": source_tokens, "destination_tokens": destination_tokens});
+            submission(&json!({"files": [file]}))
+        };
+        let job = file(json!(["for-a", "for-b"]), json!(["for-c"])).unwrap();
+        let found: Vec<_> = job.entries[0].pairs.iter().map(|pair| pair.credentials.clone()).collect();
+        let expected = |source| Credentials { source: Secret::new(source), destination: Secret::new("for-c") };
+        assert_eq!(found, [expected("for-a"), expected("for-b")]);
+        assert!(!format!("{job:?}").contains("for-"), "{job:?}");
+        for none in [json!(null), json!([]), json!(["", null])] {
+            let job = file(none, json!(null)).unwrap();
+            assert!(job.entries[0].pairs.iter().all(|pair| pair.credentials.is_none()));
+        }
+        for wrong in [json!(["s3cret"]), json!(["s3 cret", "x"]), json!("s3cret"), json!([{"s3cret": 1}, "x"])] {
+            let message = file(wrong, json!(null)).unwrap_err();
+            assert!(message.contains("source_tokens") && !message.contains("cret"), "{message}");
+        }
     }
 
     #[test]

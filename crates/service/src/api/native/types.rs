@@ -216,7 +216,7 @@ impl NewFile {
         }
         check_metadata(self.metadata.as_ref())?;
         let destination = self.destination;
-        let pair = |source| Pair { source, destination: destination.clone() };
+        let pair = |source| Pair { source, destination: destination.clone(), ..Pair::default() };
         Ok(Entry {
             pairs: self.sources.into_iter().map(pair).collect(),
             strategy,
@@ -354,6 +354,11 @@ pub struct FileView {
     pub bytes_per_s: Option<f64>,
     /// Limits of the last attempt, the largest share first.
     pub limits: Vec<LimitShare>,
+    /// Way of the bytes: `sterna` (from agent to agent), `pull` (the destination read), `push` (the source wrote),
+    /// `streamed` (through the service) or `mock`.
+    pub by: Option<String>,
+    /// Checksum that was compared, `ALGORITHM:value`.
+    pub checksum: Option<String>,
     /// Start of the present or last attempt, in milliseconds since 1970.
     pub started_ms: Option<i64>,
     /// End, in milliseconds since 1970.
@@ -388,6 +393,8 @@ impl FileView {
             bytes: progress.unwrap_or(moved.bytes),
             bytes_per_s: moved.bytes_per_s(),
             limits: moved.limits.iter().map(limit).collect(),
+            by: moved.by.clone(),
+            checksum: moved.checksum.clone(),
             started_ms: file.started.map(|at| at.0),
             finished_ms: file.finished.map(|at| at.0),
             failures: file.failures,

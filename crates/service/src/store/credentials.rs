@@ -1,0 +1,78 @@
+//! Credentials of files in an SQLite database: apart from the files, and only until their job has ended.
+//!
+//! Files with equal credentials share a row: a job of a million files has few tokens.
+
+use std::collections::{BTreeMap, HashMap};
+
+use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, SqlitePool};
+use sterna_sched::queue::FileNumber;
+
+use crate::credentials::{Credentials, Secret};
+
+/// Maximum number of files in one statement. Reason: below the 32,766 parameters that SQLite takes.
+const FILES_TOGETHER_MAX: usize = 10_000;
+
+/// Stores the credentials of files of a job. Returns the number for each file; `None`: it has none.
+pub(super) async fn insert<'a>(
+    connection: &mut SqliteConnection,
+    job: &str,
+    files: impl Iterator<Item = &'a Credentials>,
+) -> Result<Vec<Option<i64>>, sqlx::Error> {
+    let mut known: HashMap<&Credentials, i64> = HashMap::new();
+    let mut numbers = Vec::new();
+    for credentials in files {
+        let number = match known.get(credentials) {
+            _ if credentials.is_none() => None,
+            Some(number) => Some(*number),
+            None => {
+                let row = sqlx::query(
+                    "INSERT INTO credentials (job, number, source, destination) \
+                     SELECT ?1, COALESCE(MAX(number), 0) + 1, ?2, ?3 FROM credentials WHERE job = ?1 RETURNING number",
+                )
+                .bind(job)
+                .bind(credentials.source.as_ref().map(Secret::reveal))
+                .bind(credentials.destination.as_ref().map(Secret::reveal))
+                .fetch_one(&mut *connection)
+                .await?;
+                let number = row.try_get("number")?;
+                known.insert(credentials, number);
+                Some(number)
+            }
+        };
+        numbers.push(number);
+    }
+    Ok(numbers)
+}
+
+/// Deletes the credentials of a job.
+pub(super) async fn delete(connection: &mut SqliteConnection, job: &str) -> Result<(), sqlx::Error> {
+    sqlx::query("DELETE FROM credentials WHERE job = ?").bind(job).execute(connection).await.map(drop)
+}
+
+/// Returns the credentials of those files that have some.
+pub(super) async fn of_files(
+    readers: &SqlitePool,
+    files: &[FileNumber],
+) -> Result<BTreeMap<FileNumber, Credentials>, sqlx::Error> {
+    let mut found = BTreeMap::new();
+    for files in files.chunks(FILES_TOGETHER_MAX) {
+        let mut query = QueryBuilder::<Sqlite>::new(
+            "SELECT files.number AS file, known.source, known.destination FROM files \
+             JOIN credentials AS known ON known.job = files.job AND known.number = files.credentials \
+             WHERE files.number IN (",
+        );
+        let mut list = query.separated(", ");
+        for file in files {
+            list.push_bind(i64::try_from(file.0).unwrap_or(i64::MAX));
+        }
+        query.push(")");
+        for row in query.build().fetch_all(readers).await? {
+            let secret =
+                |column: &str| Ok::<_, sqlx::Error>(row.try_get::<Option<&str>, _>(column)?.and_then(Secret::new));
+            let number = u64::try_from(row.try_get::<i64, _>("file")?).unwrap_or(0);
+            let credentials = Credentials { source: secret("source")?, destination: secret("destination")? };
+            found.insert(FileNumber(number), credentials);
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,54 @@
+//! Removal of the temporary file of a transfer that failed or was cancelled.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::{sleep, timeout};
+
+use super::client::{Client, End};
+use super::storage;
+
+/// Times of the deletions after the end of the transfer. Reason for the second: XRootD notices a cancelled pull at its
+/// next marker, up to 5 s later, and may create the file meanwhile.
+const DELETE_AFTER: [Duration; 2] = [Duration::ZERO, Duration::from_secs(10)];
+
+/// Time limit of a deletion.
+const DELETE_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// File at a storage that is deleted when this is dropped.
+pub(super) struct Temporary {
+    client: Arc<Client>,
+    end: End,
+    is_armed: bool,
+}
+
+impl Temporary {
+    /// Creates it for a file that does not exist yet.
+    pub fn new(client: Arc<Client>, end: End) -> Self {
+        Self { client, end, is_armed: true }
+    }
+
+    /// Leaves the file alone: it has its final name, or is to stay.
+    pub fn keep(mut self) {
+        self.is_armed = false;
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // The file stays if the process is ending: the next attempt deletes it.
+        let Some(runtime) = self.is_armed.then(Handle::try_current).and_then(Result::ok) else { return };
+        let (client, end) = (Arc::clone(&self.client), self.end.clone());
+        runtime.spawn(async move {
+            for wait in DELETE_AFTER {
+                sleep(wait).await;
+                match timeout(DELETE_TIME_MAX, storage::delete(&client, &end)).await {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => tracing::warn!("{}; a part of a file may stay there", error.chain()),
+                    Err(_) => tracing::warn!("DELETE {}: no answer; a part of a file may stay there", end.at),
+                }
+            }
+        });
+    }
+}

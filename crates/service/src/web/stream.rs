@@ -1,0 +1,191 @@
+//! Streamed transfer: this worker reads from the source and writes to the destination.
+//!
+//! For storages that cannot copy to each other. The body of the PUT starts after the destination agrees to it (`Expect:
+//! 100-continue`): a redirector answers with another place first, and a full storage refuses. Refuses to keep a file in
+//! memory or on disk.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::body::Bytes;
+use hyper::ext::on_informational;
+use sterna_proto::digest::InOrder;
+use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, FileDigests, Phase};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{sleep, timeout};
+
+use super::client::{Client, End, Reply, Request, Route};
+use super::payload::Payload;
+use super::progress::Progress;
+use super::reader::{Reader, SILENCE_MAX};
+use super::storage;
+
+/// Time for which the destination may be silent about the beginning. Source: RFC 9110, section 10.1.1, asks for a
+/// limit; curl waits 1 s. Reason: a redirector that looks for a disk server takes longer.
+const EXPECT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Number of frames between the reader and the connection. Reason: both find work; a frame has up to some 100 KB.
+const FRAMES_MAX: usize = 8;
+
+/// Time limit from the last byte to the answer, for an empty file. Reason: a storage flushes and computes a checksum.
+const ANSWER_TIME_MIN: Duration = Duration::from_secs(300);
+
+/// Rate at which a storage may compute that checksum.
+const ANSWER_BYTES_PER_S: u64 = 50_000_000;
+
+/// Streamed transfer.
+pub(super) struct Stream<'a> {
+    /// Client.
+    pub client: &'a Arc<Client>,
+    /// File at the source.
+    pub source: &'a End,
+    /// Entity tag of that file.
+    pub tag: Option<String>,
+    /// File to write at the destination.
+    pub target: &'a End,
+    /// Size of the file.
+    pub size: u64,
+    /// Number of ranges that the user wants to be read at the same time.
+    pub ranges: Option<u32>,
+    /// Algorithm of the digest that is computed.
+    pub algorithm: Option<Algorithm>,
+    /// Gets the bytes that have moved.
+    pub progress: &'a Progress,
+}
+
+/// Bytes that are read once, with their digest.
+struct Source<'a> {
+    reader: Reader,
+    digests: InOrder,
+    /// Bytes that were read.
+    bytes: u64,
+    progress: &'a Progress,
+}
+
+impl Source<'_> {
+    /// Reads the whole file into a connection, or until that is gone.
+    async fn pump(&mut self, to: mpsc::Sender<Bytes>, request: &Request<'_>) -> Result<(), Error> {
+        while let Some(bytes) = self.reader.next().await? {
+            self.digests.update(&bytes);
+            self.bytes += bytes.len() as u64;
+            match timeout(SILENCE_MAX, to.send(bytes)).await {
+                Ok(Ok(())) => self.progress.handle(self.bytes, Instant::now()),
+                // The connection has ended; its request has the reason.
+                Ok(Err(_)) => return Ok(()),
+                Err(_) => {
+                    let text = format!("no byte was taken for {} s", SILENCE_MAX.as_secs());
+                    return Err(request.failed(ErrorKind::Unreachable, &text));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Stream<'_> {
+    /// Moves the file. Returns the digest of the bytes that were read.
+    pub async fn run(self) -> Result<Option<Digest>, Error> {
+        let checks = self.algorithm.map_or(Checks::NONE, |algorithm| Checks::NONE.with(algorithm));
+        let reader = Reader::open(self.client, self.source, self.size, self.tag.clone(), self.ranges).await?;
+        let mut source = Source { reader, digests: InOrder::new(checks), bytes: 0, progress: self.progress };
+        let mut route = Route::new(self.target.at.clone());
+        let request = self.request();
+        let mut has_made_parents = false;
+        loop {
+            let reply = self.put(&request, &route, &mut source).await?;
+            if let Some(next) = self.client.redirected(&request, &route, &reply)? {
+                self.client.finish(reply).await;
+                if source.bytes > 0 {
+                    return Err(request.failed(ErrorKind::Protocol, "a redirect after the beginning of the file"));
+                }
+                route = next;
+                continue;
+            }
+            // Servers without 100-continue may refuse after the beginning: then the next attempt finds the directory.
+            if matches!(reply.status, 404 | 409) && !has_made_parents {
+                self.client.finish(reply).await;
+                storage::make_parents(self.client, self.target).await?;
+                if source.bytes > 0 {
+                    let again = Reader::open(self.client, self.source, self.size, self.tag.clone(), self.ranges);
+                    source.reader = again.await?;
+                    (source.bytes, source.digests) = (0, InOrder::new(checks));
+                }
+                has_made_parents = true;
+                continue;
+            }
+            if !reply.is_success() {
+                return Err(self.client.refused(&request, reply).await);
+            }
+            self.client.finish(reply).await;
+            if source.bytes < self.size {
+                return Err(request.failed(ErrorKind::Protocol, "an answer before the end of the file"));
+            }
+            return Ok(digest_of(source.digests, self.algorithm));
+        }
+    }
+
+    fn request(&self) -> Request<'_> {
+        let mut headers =
+            vec![("content-length", self.size.to_string()), ("content-type", "application/octet-stream".to_owned())];
+        if self.size > 0 {
+            headers.push(("expect", "100-continue".to_owned()));
+        }
+        let time = ANSWER_TIME_MIN + Duration::from_secs(self.size / ANSWER_BYTES_PER_S);
+        Request { method: "PUT", end: self.target, headers, time, phase: Phase::Transfer }
+    }
+
+    /// Sends the file once. Returns the answer, which may come before the end of the file.
+    async fn put(&self, request: &Request<'_>, route: &Route, source: &mut Source<'_>) -> Result<Reply, Error> {
+        let (sender, receiver) = mpsc::channel(FRAMES_MAX);
+        let agreed = Arc::new(Notify::new());
+        let payload = if self.size > 0 { Payload::Stream(receiver) } else { Payload::Empty };
+        let prepare = |head: &mut hyper::Request<()>| {
+            let agreed = Arc::clone(&agreed);
+            on_informational(head, move |answer| {
+                if answer.status() == hyper::StatusCode::CONTINUE {
+                    agreed.notify_one();
+                }
+            });
+        };
+        let mut sending = std::pin::pin!(self.client.exchange(request, route, payload, prepare));
+        if self.size > 0 {
+            tokio::select! {
+                reply = &mut sending => return reply,
+                () = agreed.notified() => {}
+                () = sleep(EXPECT_TIME_MAX) => {}
+            }
+            tokio::select! {
+                reply = &mut sending => return reply,
+                pumped = source.pump(sender, request) => pumped?,
+            }
+        }
+        match timeout(request.time, sending).await {
+            Ok(reply) => reply,
+            Err(_) => {
+                let text = format!("no answer within {} s after the last byte", request.time.as_secs());
+                Err(request.failed(ErrorKind::Unreachable, &text))
+            }
+        }
+    }
+}
+
+/// Reads a whole file, and returns its digest: of a storage that computes none.
+pub(super) async fn read_digest(
+    client: &Arc<Client>,
+    end: &End,
+    (size, tag): (u64, Option<String>),
+    algorithm: Algorithm,
+) -> Result<Option<Digest>, Error> {
+    let mut reader = Reader::open(client, end, size, tag, None).await?;
+    let mut digests = InOrder::new(Checks::NONE.with(algorithm));
+    while let Some(bytes) = reader.next().await? {
+        digests.update(&bytes);
+    }
+    Ok(digest_of(digests, Some(algorithm)))
+}
+
+fn digest_of(computed: InOrder, algorithm: Option<Algorithm>) -> Option<Digest> {
+    let mut digests = FileDigests { blake3: [0; 32], adler32: None, crc32c: None, md5: None, sha256: None };
+    computed.finish_into(&mut digests);
+    digests.digest(algorithm?)
+}

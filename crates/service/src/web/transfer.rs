@@ -1,0 +1,416 @@
+//! Transfers between HTTP and WebDAV storages: prepare, move, verify, give the file its name.
+//!
+//! The bytes go to a temporary name in the directory of the destination. Its size and digest are compared before it
+//! gets the final name, so that a transfer that fails destroys nothing. Refuses to retry: the service decides.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sha1::{Digest as _, Sha1};
+use sterna_proto::{Digest, Error, ErrorKind, Phase, Retry, Scope};
+use tokio::time::timeout;
+
+use super::address::AddressRules;
+use super::cleanup::Temporary;
+use super::client::{Client, End};
+use super::connection::Connections;
+use super::digest::Check;
+use super::directories::Directories;
+use super::modes::{Mode, Modes, Pair};
+use super::progress::Progress;
+use super::storage::{Renamed, Stat};
+use super::stream::{Stream, read_digest};
+use super::third_party::{Failed, Then, ThirdParty};
+use super::{failure, location, storage, tls};
+use crate::auth::Trust;
+use crate::job::{Moved, OverwritePolicy, Task};
+
+/// Memory of all streamed transfers together, in blocks of 16 MiB. Reason: half a GiB, which a small server has.
+const MEMORY_BLOCKS: usize = 32;
+
+/// Time limit of an attempt with an empty file, unless the job has one. Reason: queues of disk servers.
+const ATTEMPT_TIME_MIN: Duration = Duration::from_secs(3600);
+
+/// Least mean rate of an attempt, unless the job has a limit. Reason: 1 TB in two weeks; stalls end much earlier.
+const ATTEMPT_BYTES_PER_S: u64 = 1_000_000;
+
+/// Words that clients look for. Source: FTS3.
+const DESTINATION_EXISTS: &str = "Destination file exists and overwrite is not enabled";
+
+/// Digits of a temporary name. Reason: two files with the same name are as rare as equal random numbers of 80 bits.
+const NAME_DIGITS: usize = 20;
+
+/// Worker for HTTP and WebDAV storages.
+#[derive(Clone)]
+pub struct Web {
+    client: Arc<Client>,
+    modes: Arc<Modes>,
+    directories: Arc<Directories>,
+    /// Part of temporary names. Reason: another service may write to the same directory.
+    name: Arc<str>,
+}
+
+/// Transfer under way.
+struct Transfer<'a> {
+    web: &'a Web,
+    task: &'a Task,
+    source: End,
+    destination: End,
+    check: Option<Check>,
+    progress: Progress,
+}
+
+/// File that was moved, and compared in part.
+struct Arrived {
+    mode: Mode,
+    /// Digest of the bytes that were read, if this worker has read them.
+    read: Option<Digest>,
+    time: Duration,
+}
+
+impl Web {
+    /// Creates it. `trust`: authorities of storages, besides those of the system; `name`: name of this service, which
+    /// no other has. Runs within a tokio runtime. Errors: `Internal`.
+    pub async fn open(trust: Arc<Trust>, rules: AddressRules, name: &str) -> Result<Self, Error> {
+        let connections = Connections::new(tls::client_config(trust)?, rules).await?;
+        let client = Arc::new(Client::new(connections, MEMORY_BLOCKS));
+        Ok(Self { client, modes: Arc::default(), directories: Arc::default(), name: name.into() })
+    }
+
+    /// Returns true if both ends are such storages.
+    pub fn can_run(source: &str, destination: &str) -> bool {
+        location::is_web(source) && location::is_web(destination)
+    }
+
+    /// Runs a transfer. `report` gets the bytes that have moved.
+    ///
+    /// Cancel safety: drop it; connections close, and the temporary file is deleted in the background.
+    pub async fn transfer(&self, task: &Task, report: impl Fn(u64) + Send + Sync + 'static) -> Result<Moved, Error> {
+        let outcome = self.run(task, Progress::new(report)).await;
+        outcome.map_err(|error| {
+            let chain = error.chain();
+            let hidden = task.credentials.hide_in(&chain);
+            if hidden == chain { error } else { error.reworded(hidden) }
+        })
+    }
+
+    async fn run(&self, task: &Task, progress: Progress) -> Result<Moved, Error> {
+        let end = |text: &str, token: &Option<_>, scope| {
+            location::read(text).map(|at| End { at, token: token.clone(), scope })
+        };
+        let transfer = Transfer {
+            web: self,
+            task,
+            source: end(&task.source, &task.credentials.source, Scope::Source)?,
+            destination: end(&task.destination, &task.credentials.destination, Scope::Destination)?,
+            check: Check::of(task)?,
+            progress,
+        };
+        let given = task.options.timeout_s.map(|seconds| Duration::from_secs(seconds.into()));
+        let prepared = match given {
+            Some(limit) => timeout(limit, transfer.run(None)).await.map_err(|_| limit),
+            None => Ok(transfer.run(Some(ATTEMPT_TIME_MIN)).await),
+        };
+        prepared.unwrap_or_else(|limit| Err(too_long(limit)))
+    }
+}
+
+/// Returns the error of an attempt that took too long.
+fn too_long(limit: Duration) -> Error {
+    let text = format!("the transfer did not end within {} s", limit.as_secs());
+    failure::error(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, text)
+}
+
+impl Transfer<'_> {
+    /// Runs. `time`: time limit for an empty file; a larger one has more.
+    async fn run(&self, time: Option<Duration>) -> Result<Moved, Error> {
+        let source = self.prepare_source().await?;
+        let size = self.size_of(&source)?;
+        if let Some(there) = self.prepare_destination(size, &source).await? {
+            return Ok(there);
+        }
+        let Some(time) = time else { return self.deliver(size, &source).await };
+        let limit = time + Duration::from_secs(size / ATTEMPT_BYTES_PER_S);
+        timeout(limit, self.deliver(size, &source)).await.unwrap_or_else(|_| Err(too_long(limit)))
+    }
+
+    fn client(&self) -> &Arc<Client> {
+        &self.web.client
+    }
+
+    /// Looks at the source, and compares its digest with the given one.
+    async fn prepare_source(&self) -> Result<Stat, Error> {
+        let wanted = self.check.filter(|check| check.has_source()).map(|check| check.algorithm);
+        let stat = storage::stat(self.client(), &self.source, Phase::Prepare, wanted).await?;
+        let missing = || {
+            let text = format!("HEAD {}: 404: there is no such file", self.source.at);
+            failure::error(ErrorKind::NotFound, Scope::Source, Phase::Prepare, text)
+        };
+        let stat = stat.ok_or_else(missing)?;
+        if let (Some(check), Some(found)) = (self.check, stat.digest) {
+            self.compare_with_given(check, found)?;
+        }
+        Ok(stat)
+    }
+
+    /// Returns the size of the source. Errors: it has none, or another one than the user gave.
+    fn size_of(&self, source: &Stat) -> Result<u64, Error> {
+        let Some(size) = source.size else {
+            let text = format!("HEAD {}: no Content-Length, and a file of unknown size is not moved", self.source.at);
+            return Err(failure::error(ErrorKind::Protocol, Scope::Source, Phase::Prepare, text));
+        };
+        match self.task.size.filter(|given| *given != size && *given != 0) {
+            None => Ok(size),
+            Some(given) => {
+                // Source of the text: FTS3.
+                let text = format!("Source and user provided file size mismatch: {size} and {given}");
+                let error = Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Prepare, text);
+                Err(error.retry(Retry::OtherReplica))
+            }
+        }
+    }
+
+    fn may_replace(&self) -> bool {
+        match self.task.options.overwrite {
+            OverwritePolicy::Never => false,
+            OverwritePolicy::Always => true,
+            OverwritePolicy::OnRetry => self.task.attempt > 1,
+        }
+    }
+
+    /// Looks at the destination. Returns the file if an earlier attempt, whose worker was lost, has delivered it.
+    ///
+    /// Errors: `Exists`.
+    async fn prepare_destination(&self, size: u64, source: &Stat) -> Result<Option<Moved>, Error> {
+        if self.may_replace() {
+            return Ok(None);
+        }
+        let wanted = self.check.map(|check| check.algorithm).filter(|_| self.task.is_repeated());
+        let Some(there) = storage::stat(self.client(), &self.destination, Phase::Prepare, wanted).await? else {
+            return Ok(None);
+        };
+        let is_same = there.size == Some(size)
+            && match (source.digest, there.digest) {
+                (Some(one), Some(other)) => one == other,
+                _ => true,
+            };
+        if self.task.is_repeated() && is_same {
+            return Ok(Some(Moved { size: Some(size), ..Moved::default() }));
+        }
+        Err(Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, DESTINATION_EXISTS))
+    }
+
+    /// Moves the file, and gives it its name.
+    async fn deliver(&self, size: u64, source: &Stat) -> Result<Moved, Error> {
+        self.web.directories.prepare(self.client(), &self.destination).await;
+        if location::can_be_renamed_to(&self.destination.at) {
+            let name = location::beside(&self.destination.at, &self.temporary_name())?;
+            let target = self.destination.with(name);
+            // A worker that was lost may have left it behind.
+            if self.task.is_repeated()
+                && let Err(error) = storage::delete(self.client(), &target).await
+            {
+                tracing::warn!("{}; the file is written again", error.chain());
+            }
+            let temporary = Temporary::new(Arc::clone(self.client()), target.clone());
+            let arrived = match self.fetch(&target, size, source, true).await {
+                Ok(arrived) => arrived,
+                Err(error) => {
+                    if self.task.options.keeps_partial {
+                        temporary.keep();
+                    }
+                    return Err(error);
+                }
+            };
+            let checksum = self.verify(&target, size, source, &arrived).await?;
+            if self.publish(&target, size).await? == Renamed::Done {
+                temporary.keep();
+                return Ok(moved(size, checksum, &arrived));
+            }
+            tracing::info!("{}: the storage renames no file; writing to the final name", self.destination.at);
+        }
+        // A file that is to be replaced is not deleted after a failure: nobody knows whether it was touched.
+        let is_new = !self.may_replace() && !self.task.options.keeps_partial;
+        let temporary = is_new.then(|| Temporary::new(Arc::clone(self.client()), self.destination.clone()));
+        let arrived = self.fetch(&self.destination, size, source, false).await?;
+        let checksum = self.verify(&self.destination, size, source, &arrived).await?;
+        temporary.into_iter().for_each(Temporary::keep);
+        Ok(moved(size, checksum, &arrived))
+    }
+
+    /// Returns the temporary name. It is the same for a repeated attempt, so that a restarted service finds it.
+    fn temporary_name(&self) -> String {
+        let task = self.task;
+        let text = format!("{} {} {} {}", self.web.name, task.file, task.attempt, self.destination.at.url());
+        let digest: String = Sha1::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+        format!(".sterna-{}", &digest[..NAME_DIGITS])
+    }
+
+    /// Moves the bytes by the first way that works.
+    async fn fetch(&self, target: &End, size: u64, source: &Stat, is_temporary: bool) -> Result<Arrived, Error> {
+        let pair: Pair = (self.source.at.origin().to_owned(), self.destination.at.origin().to_owned());
+        let (mut last, mut refused) = (None, Vec::new());
+        for mode in self.web.modes.order(&pair, Instant::now()) {
+            // A server that takes a push for a copy within itself leaves a file of the same name there.
+            if mode == Mode::Push && !is_temporary {
+                continue;
+            }
+            let began = Instant::now();
+            match self.fetch_by(mode, target, size, source).await {
+                Ok(read) => {
+                    // Not before: a source that is down looks like one that the destination cannot reach.
+                    self.web.modes.handle_worked(&pair, mode, &refused, Instant::now());
+                    return Ok(Arrived { mode, read, time: began.elapsed() });
+                }
+                Err(Failed { error, then: Then::Ends }) => return Err(error),
+                Err(Failed { error, then }) => {
+                    tracing::info!("{}: {} does not work: {}", self.destination.at, mode.name(), error.chain());
+                    refused.extend((then == Then::Refused).then_some(mode));
+                    last = Some(error);
+                }
+            }
+        }
+        // The last way ends in any case.
+        Err(last.unwrap_or_else(|| too_long(Duration::ZERO)))
+    }
+
+    async fn fetch_by(&self, mode: Mode, target: &End, size: u64, source: &Stat) -> Result<Option<Digest>, Failed> {
+        let (client, progress) = (self.client(), &self.progress);
+        let lanes = self.task.options.lanes;
+        if mode == Mode::Streamed {
+            let algorithm = self.check.map(|check| check.algorithm);
+            let tag = source.tag.clone();
+            let stream = Stream { client, source: &self.source, tag, target, size, ranges: lanes, algorithm, progress };
+            return Ok(stream.run().await?);
+        }
+        let may_replace = target.at != self.destination.at || self.may_replace();
+        let copy = ThirdParty { client, source: &self.source, target, size, may_replace, streams: lanes, progress };
+        copy.run(mode).await?;
+        Ok(None)
+    }
+
+    /// Compares size and digests of the file that has arrived. Returns the checksum that was compared.
+    async fn verify(&self, target: &End, size: u64, source: &Stat, arrived: &Arrived) -> Result<Option<String>, Error> {
+        let wanted = self.check.filter(|check| check.has_destination()).map(|check| check.algorithm);
+        let corrupt = |text: String| failure::error(ErrorKind::Corrupt, Scope::Destination, Phase::Verify, text);
+        let there = storage::stat(self.client(), target, Phase::Verify, wanted).await?;
+        let Some(there) = there else {
+            return Err(corrupt(format!("HEAD {}: 404: the file did not arrive", target.at)));
+        };
+        if there.size != Some(size) {
+            let found = there.size.map_or_else(|| "unknown".to_owned(), |size| size.to_string());
+            // Source of the text: FTS3.
+            return Err(corrupt(format!("Source and destination file size mismatch: {size} and {found}")));
+        }
+        let Some(check) = self.check else { return Ok(None) };
+        let digest = self.compare(check, target, size, source, &there, arrived).await?;
+        Ok(digest.map(|digest| format!("{}:{}", check.algorithm.name().to_ascii_uppercase(), digest.hex())))
+    }
+
+    /// Compares the digests that count. Returns the one that all have.
+    async fn compare(
+        &self,
+        check: Check,
+        target: &End,
+        size: u64,
+        source: &Stat,
+        there: &Stat,
+        arrived: &Arrived,
+    ) -> Result<Option<Digest>, Error> {
+        let at_source = async || {
+            let digest = read_digest(self.client(), &self.source, (size, source.tag.clone()), check.algorithm).await?;
+            digest.map_or(Ok(()), |digest| self.compare_with_given(check, digest)).map(|()| digest)
+        };
+        if let (Some(read), Some(reported)) = (arrived.read, source.digest)
+            && read != reported
+        {
+            let (name, read, reported) = (check.algorithm, read.hex(), reported.hex());
+            let text = format!("{name} checksums of the source and of its bytes here differ: {reported} and {read}");
+            return Err(failure::error(ErrorKind::Corrupt, Scope::Path, Phase::Verify, text));
+        }
+        let mut of_source = arrived.read.or(source.digest).filter(|_| check.has_source());
+        if let Some(digest) = of_source {
+            self.compare_with_given(check, digest)?;
+        } else if check.has_source() && check.given.is_none() == check.has_destination() {
+            // The source has no digest, and no other comparison stands for it.
+            of_source = at_source().await?;
+        }
+        let known = of_source.or(check.given);
+        if !check.has_destination() {
+            return Ok(known);
+        }
+        let of_target = match there.digest {
+            Some(digest) => Some(digest),
+            None => read_digest(self.client(), target, (size, there.tag.clone()), check.algorithm).await?,
+        };
+        let (Some(expected), Some(found)) = (known, of_target) else { return Ok(known.or(of_target)) };
+        if expected == found {
+            return Ok(known);
+        }
+        if check.has_source() && of_source.is_none() {
+            // Tells which end is wrong.
+            at_source().await?;
+        }
+        let (name, of) = (check.algorithm, if of_source.is_some() { "source" } else { "user" });
+        let text = format!("{name} checksums of {of} and destination differ: {} and {}", expected.hex(), found.hex());
+        Err(failure::error(ErrorKind::Corrupt, Scope::Destination, Phase::Verify, text))
+    }
+
+    fn compare_with_given(&self, check: Check, found: Digest) -> Result<(), Error> {
+        match check.given.filter(|given| *given != found) {
+            None => Ok(()),
+            Some(given) => {
+                let text = format!(
+                    "{} checksums of user and source differ: {} and {}",
+                    check.algorithm,
+                    given.hex(),
+                    found.hex()
+                );
+                let error = Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Verify, text);
+                Err(error.retry(Retry::OtherReplica))
+            }
+        }
+    }
+
+    /// Gives a verified file its name.
+    async fn publish(&self, target: &End, size: u64) -> Result<Renamed, Error> {
+        let (may_replace, to) = (self.may_replace(), &self.destination);
+        let stat = async |end: &End| storage::stat(self.client(), end, Phase::Finalise, None).await;
+        // XRootD replaces a file in any case.
+        if !may_replace && stat(to).await?.is_some() {
+            return Err(Error::new(ErrorKind::Exists, Scope::Destination, Phase::Finalise, DESTINATION_EXISTS));
+        }
+        let renamed = storage::rename(self.client(), target, &to.at, may_replace).await;
+        let failed = match renamed {
+            Ok(Renamed::Unsupported) => {
+                storage::delete(self.client(), target).await?;
+                return Ok(Renamed::Unsupported);
+            }
+            Ok(Renamed::Done) => None,
+            // The storage may have renamed it before the connection broke.
+            Err(error) if error.kind == ErrorKind::Unreachable => Some(error),
+            Err(error) => return Err(error),
+        };
+        let is_there = stat(to).await?.is_some_and(|stat| stat.size == Some(size));
+        match failed {
+            None if is_there => Ok(Renamed::Done),
+            None => {
+                let text = format!("MOVE to {}: done, but no file of {size} bytes is there", to.at);
+                Err(failure::error(ErrorKind::Protocol, Scope::Destination, Phase::Finalise, text))
+            }
+            Some(_) if is_there && stat(target).await?.is_none() => Ok(Renamed::Done),
+            Some(error) => Err(error),
+        }
+    }
+}
+
+fn moved(size: u64, checksum: Option<String>, arrived: &Arrived) -> Moved {
+    Moved {
+        bytes: size,
+        size: Some(size),
+        time_ms: u64::try_from(arrived.time.as_millis()).unwrap_or(u64::MAX),
+        checksum,
+        by: Some(arrived.mode.name().to_owned()),
+        ..Moved::default()
+    }
+}
