@@ -152,7 +152,8 @@ async fn credentials_are_kept_until_their_job_has_ended() {
     let credentials = |token: &str| Credentials { source: Secret::new(token), destination: None };
     let with = |entry, token| NewFile { credentials: credentials(token), ..file(entry, false) };
     store.submit(job(1), vec![with(0, "t-1"), with(1, "t-2"), file(2, false)], false).await.unwrap();
-    store.append(Uuid::from_u128(1), vec![with(3, "t-1"), with(4, "t-3")], true).await.unwrap();
+    store.append(Uuid::from_u128(1), vec![with(3, "t-1"), with(4, "t-3")]).await.unwrap();
+    store.complete(Uuid::from_u128(1), None).await.unwrap();
     store.submit(NewJob { idempotency_key: None, ..job(2) }, vec![with(0, "t-4")], true).await.unwrap();
     let (files, others) = (files_of(store, 1).await, files_of(store, 2).await);
     assert!(files.iter().all(|file| file.new.credentials.is_none()), "{files:?}");

@@ -19,6 +19,7 @@ use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
 #[cfg(test)]
 mod conformance;
 mod credentials;
+mod row;
 mod sqlite;
 
 pub use sqlite::SqliteStore;

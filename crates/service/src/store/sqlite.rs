@@ -8,21 +8,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
 use sqlx::{Connection, QueryBuilder, Row, Sqlite, SqliteConnection, SqlitePool};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
-use sterna_sched::state::{Entries, FileState, JobKind, JobState};
+use sterna_sched::state::{Entries, FileState, JobState};
 use sterna_sched::time::UnixTime;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::credentials;
+use super::row::{
+    FILE_COLUMNS, JOB_COLUMNS, count_of, entries_of, file_of, file_state_of, from_json, id_of, job_of, job_state_of,
+    json, kind_name, kind_of, signed,
+};
 use super::{Attempt, Audit, Change, Changed, Event, Feed, FileFilter, JobFilter, Setting, Store, Stored, Submitted};
 use crate::credentials::Credentials;
-use crate::job::{Failure, File, Job, Moved, NewFile, NewJob, Owner};
+use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
 
 /// Maximum number of writes in one transaction. Reason: a reader of the log sees a change within some milliseconds.
 const WRITES_TOGETHER_MAX: usize = 256;
@@ -138,146 +140,6 @@ fn failure(tried: &str, error: sqlx::Error) -> Error {
         _ => (ErrorKind::Io, Retry::After),
     };
     Error::new(kind, Scope::Service, Phase::Transfer, tried).retry(retry).caused_by(error)
-}
-
-/// Returns a value as JSON text. Every type that is stored can be written as JSON.
-fn json<T: Serialize>(value: &T) -> String {
-    serde_json::to_string(value).unwrap_or_default()
-}
-
-/// Reads a value of JSON text.
-fn from_json<T: DeserializeOwned>(column: &str, text: &str) -> Result<T, sqlx::Error> {
-    serde_json::from_str(text).map_err(|e| sqlx::Error::ColumnDecode { index: column.to_owned(), source: Box::new(e) })
-}
-
-/// Returns the decoding error of a name that this release does not have.
-fn unknown(column: &str, name: &str) -> sqlx::Error {
-    sqlx::Error::ColumnDecode { index: column.to_owned(), source: format!("unknown {column} {name}").into() }
-}
-
-/// Converts a count for SQLite, which has signed integers only.
-fn signed(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-const JOB_COLUMNS: &str = "id, kind, state, reason, credential, owner, vo, priority, submitted, expires, finished, options, \
-     metadata, idempotency_key, is_open, entries, entries_finished, entries_failed, entries_cancelled, files_active";
-
-const FILE_COLUMNS: &str = "number, job, entry, state, vo, priority, submitted, source, destination, source_endpoint, \
-     destination_endpoint, activity, strategy, size, checksum, is_reserved, deadline, metadata, fts, started, finished, \
-     not_before, starts, failures, worker, rationale, failure, moved";
-
-fn kind_name(kind: JobKind) -> &'static str {
-    match kind {
-        JobKind::Files => "files",
-        JobKind::Hops => "hops",
-    }
-}
-
-fn kind_of(row: &SqliteRow) -> Result<JobKind, sqlx::Error> {
-    match row.try_get("kind")? {
-        "files" => Ok(JobKind::Files),
-        "hops" => Ok(JobKind::Hops),
-        other => Err(unknown("kind", other)),
-    }
-}
-
-fn optional_json<T: DeserializeOwned>(row: &SqliteRow, column: &str) -> Result<Option<T>, sqlx::Error> {
-    row.try_get::<Option<&str>, _>(column)?.map(|text| from_json(column, text)).transpose()
-}
-
-fn count_of(row: &SqliteRow, column: &str) -> Result<u64, sqlx::Error> {
-    Ok(u64::try_from(row.try_get::<i64, _>(column)?).unwrap_or(0))
-}
-
-fn time_of(row: &SqliteRow, column: &str) -> Result<Option<UnixTime>, sqlx::Error> {
-    Ok(row.try_get::<Option<i64>, _>(column)?.map(UnixTime))
-}
-
-fn id_of(row: &SqliteRow, column: &str) -> Result<Uuid, sqlx::Error> {
-    let text: &str = row.try_get(column)?;
-    Uuid::parse_str(text).map_err(|_| unknown(column, text))
-}
-
-fn entries_of(row: &SqliteRow) -> Result<Entries, sqlx::Error> {
-    Ok(Entries {
-        all: count_of(row, "entries")?,
-        finished: count_of(row, "entries_finished")?,
-        failed: count_of(row, "entries_failed")?,
-        cancelled: count_of(row, "entries_cancelled")?,
-        active: count_of(row, "files_active")?,
-        is_open: row.try_get("is_open")?,
-    })
-}
-
-fn job_state_of(row: &SqliteRow, column: &str) -> Result<JobState, sqlx::Error> {
-    let name: &str = row.try_get(column)?;
-    JobState::by_name(name).ok_or_else(|| unknown(column, name))
-}
-
-fn file_state_of(row: &SqliteRow, column: &str) -> Result<FileState, sqlx::Error> {
-    let name: &str = row.try_get(column)?;
-    FileState::by_name(name).ok_or_else(|| unknown(column, name))
-}
-
-fn job_of(row: &SqliteRow) -> Result<Job, sqlx::Error> {
-    Ok(Job {
-        new: NewJob {
-            id: id_of(row, "id")?,
-            kind: kind_of(row)?,
-            owner: Owner {
-                credential: row.try_get("credential")?,
-                name: row.try_get("owner")?,
-                vo: row.try_get("vo")?,
-            },
-            priority: row.try_get("priority")?,
-            submitted: UnixTime(row.try_get("submitted")?),
-            expires: time_of(row, "expires")?,
-            options: from_json("options", row.try_get("options")?)?,
-            metadata: optional_json(row, "metadata")?,
-            idempotency_key: row.try_get("idempotency_key")?,
-        },
-        state: job_state_of(row, "state")?,
-        entries: entries_of(row)?,
-        finished: time_of(row, "finished")?,
-        reason: row.try_get("reason")?,
-    })
-}
-
-fn file_of(row: &SqliteRow) -> Result<File, sqlx::Error> {
-    Ok(File {
-        number: FileNumber(count_of(row, "number")?),
-        job: id_of(row, "job")?,
-        new: NewFile {
-            entry: count_of(row, "entry")?,
-            source: row.try_get("source")?,
-            destination: row.try_get("destination")?,
-            source_endpoint: row.try_get("source_endpoint")?,
-            destination_endpoint: row.try_get("destination_endpoint")?,
-            activity: row.try_get("activity")?,
-            strategy: row.try_get("strategy")?,
-            size: row.try_get::<Option<i64>, _>("size")?.and_then(|size| u64::try_from(size).ok()),
-            checksum: row.try_get("checksum")?,
-            is_reserved: row.try_get("is_reserved")?,
-            deadline: row.try_get("deadline")?,
-            metadata: optional_json(row, "metadata")?,
-            fts: optional_json(row, "fts")?,
-            credentials: Credentials::default(),
-        },
-        vo: row.try_get("vo")?,
-        priority: row.try_get("priority")?,
-        state: file_state_of(row, "state")?,
-        submitted: UnixTime(row.try_get("submitted")?),
-        started: time_of(row, "started")?,
-        finished: time_of(row, "finished")?,
-        not_before: UnixTime(row.try_get("not_before")?),
-        starts: row.try_get("starts")?,
-        failures: row.try_get("failures")?,
-        worker: row.try_get("worker")?,
-        rationale: row.try_get("rationale")?,
-        failure: optional_json(row, "failure")?,
-        moved: optional_json(row, "moved")?.unwrap_or_default(),
-    })
 }
 
 /// Inserts the files of a job.
@@ -489,6 +351,7 @@ async fn discard(connection: &mut SqliteConnection, job: Uuid, limit: u32) -> Re
     if removed == u64::from(limit) {
         return Ok(false);
     }
+    credentials::delete(connection, &id).await?;
     sqlx::query("DELETE FROM changes WHERE job = ?").bind(&id).execute(&mut *connection).await?;
     sqlx::query("DELETE FROM jobs WHERE id = ?").bind(&id).execute(&mut *connection).await?;
     Ok(true)

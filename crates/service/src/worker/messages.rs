@@ -203,6 +203,7 @@ mod tests {
             size: Some(1),
             checksum: None,
             options: JobOptions::default(),
+            ..Task::default()
         };
         let other = Other::Agent { address: "b:7373".to_owned(), key: "x".to_owned(), grant: "y".to_owned() };
         let order = Order { task, end: End::Source, other };

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use sterna_net::identity::Fingerprint;
+use sterna_service::api::native::types::AccessView;
 
 use super::duration::parse_time;
 use super::service::ServiceFlags;
@@ -17,6 +19,7 @@ pub const EXAMPLES: &str = "Examples:
   sterna config activities atlas production=3 default=1
   sterna config vo mission --order submission --max 10
   sterna config grant '/DC=org/DC=example/CN=Operator' config
+  sterna config site gs.example.org --add SHA256:PXnRV7Viz07LCS3q+EGKVef/8GfRAaO0qTW3vRXksbU
   sterna config drain on
   sterna config audit --limit 20
 
@@ -61,6 +64,11 @@ pub enum Change {
     /// Let a user do an operation on everybody's resources
     #[command(after_help = "Examples:\n  sterna config grant '/DC=org/DC=example/CN=Operator' config")]
     Grant(GrantFlags),
+    /// Show the sites, or set the agents of a site and who may use it
+    #[command(
+        after_help = "Examples:\n  sterna config site                                 # shows all sites and their agents\n  sterna config site gs.example.org --add SHA256:PXnRV7Viz07LCS3q+EGKVef/8GfRAaO0qTW3vRXksbU\n  sterna config site gs.example.org --allow atlas=write:data/atlas --allow cms=read\n  sterna config site gs.example.org --remove"
+    )]
+    Site(SiteFlags),
     /// Start no transfers from now on, or start them again
     #[command(after_help = "Examples:\n  sterna config drain on")]
     Drain(DrainFlags),
@@ -101,6 +109,40 @@ fn parse_named_weight(text: &str) -> Result<(String, f64), String> {
         Some((name, weight)) if !name.is_empty() => Ok((name.to_owned(), parse_weight(weight)?)),
         _ => Err("expected NAME=WEIGHT, such as production=3".to_owned()),
     }
+}
+
+/// Reads `VO=RIGHT` or `VO=RIGHT:DIR`.
+fn parse_access(text: &str) -> Result<AccessView, String> {
+    let expected = || "expected VO=read, VO=write, or VO=write:DIR".to_owned();
+    let (vo, right) = text.split_once('=').filter(|(vo, _)| !vo.is_empty()).ok_or_else(expected)?;
+    let (right, path) = right.split_once(':').unwrap_or((right, ""));
+    let access = AccessView { vo: vo.to_owned(), right: right.to_owned(), path: path.to_owned() };
+    access.to_access().map_err(|_| expected())?;
+    Ok(access)
+}
+
+/// Flags of `sterna config site`.
+#[derive(Debug, Args)]
+pub struct SiteFlags {
+    /// Site: the host of its locations; without one all are shown
+    #[arg(required_if_eq("remove", "true"))]
+    pub site: Option<String>,
+    /// Add the agent with this fingerprint, as `sterna id` prints it there. Can be repeated
+    #[arg(long, value_name = "FINGERPRINT", requires = "site", conflicts_with = "remove")]
+    pub add: Vec<Fingerprint>,
+    /// Take the agent with this fingerprint away. Can be repeated
+    #[arg(long, value_name = "FINGERPRINT", requires = "site", conflicts_with = "remove")]
+    pub drop: Vec<Fingerprint>,
+    /// Let a virtual organisation read, or read and write, at the site, or beneath a directory of it. Can be repeated.
+    /// Without any, every user of the service reads and writes
+    #[arg(long, value_name = "VO=read|write[:DIR]", requires = "site", conflicts_with = "remove", value_parser = parse_access)]
+    pub allow: Vec<AccessView>,
+    /// Take all rights of a virtual organisation away. Can be repeated
+    #[arg(long, value_name = "VO", requires = "site", conflicts_with = "remove")]
+    pub disallow: Vec<String>,
+    /// Remove the site
+    #[arg(long)]
+    pub remove: bool,
 }
 
 /// Flags of `sterna config link`.

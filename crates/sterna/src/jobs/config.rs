@@ -6,18 +6,22 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_service::api::native::config_types::{
     ActivitiesView, AuditLog, ConfigView, Drain, EndpointView, GrantView, LinkView, ShareView, VoView,
 };
+use sterna_service::api::native::types::{SiteList, SiteView};
 
 use super::client::{Answer, Client, encoded};
 use super::table::{Table, json_line, utc};
 use crate::flags::config::{
     ActivitiesFlags, AuditFlags, Change, ConfigFlags, DrainState, EndpointFlags, GrantFlags, LinkFlags, OrDefault,
-    ShareFlags, VoFlags,
+    ShareFlags, SiteFlags, VoFlags,
 };
 use crate::flags::service::name_of;
 use crate::output::{print_line, say};
 
 /// Beginning of the paths of settings.
 const CONFIG: &str = "/api/v1/config";
+
+/// Path of sites.
+const SITES: &str = "/api/v1/sites";
 
 /// Seconds of an hour.
 const HOUR_S: u64 = 3600;
@@ -33,6 +37,7 @@ pub fn run(flags: &ConfigFlags) -> Result<u8, Error> {
         Some(Change::Activities(flags)) => run.activities(flags)?,
         Some(Change::Vo(flags)) => run.vo(flags)?,
         Some(Change::Grant(flags)) => run.grant(flags)?,
+        Some(Change::Site(flags)) => run.site(flags)?,
         Some(Change::Drain(flags)) => run.drain(flags.drained)?,
         Some(Change::Audit(flags)) => run.audit(flags)?,
     }
@@ -62,6 +67,28 @@ impl Run {
     fn show_all(&self) -> Result<(), Error> {
         let answer = self.client.get::<ConfigView>(CONFIG)?;
         self.print(&answer, in_words)
+    }
+
+    fn site(&self, flags: &SiteFlags) -> Result<(), Error> {
+        let all = self.client.get::<SiteList>(SITES)?;
+        let Some(name) = &flags.site else { return self.print(&all, |all| sites(&all.sites)) };
+        let path = format!("{SITES}/{}", encoded(name));
+        if flags.remove {
+            return self.remove(&path, &format!("the site {name}"));
+        }
+        let known = all.value.sites.into_iter().find(|site| site.name == *name);
+        let answer = match (changed_site(known.clone(), flags), known) {
+            (Some(changed), _) => self.client.put::<SiteView>(&path, Some(&changed))?,
+            (None, Some(site)) => {
+                let json = serde_json::to_value(&site).unwrap_or_default();
+                Answer { value: site, json }
+            }
+            (None, None) => {
+                let text = format!("there is no site {name}: `sterna config site {name} --add FINGERPRINT` makes it");
+                return Err(Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text));
+            }
+        };
+        self.print(&answer, |site| sites(std::slice::from_ref(site)))
     }
 
     fn link(&self, flags: &LinkFlags) -> Result<(), Error> {
@@ -214,6 +241,54 @@ fn in_words(config: &ConfigView) -> String {
 /// Returns a number in words.
 fn or_default<T: ToString>(number: Option<T>) -> String {
     number.map_or_else(|| "default".to_owned(), |number| number.to_string())
+}
+
+/// Returns a site after the changes of flags; `None`: they change nothing.
+fn changed_site(known: Option<SiteView>, flags: &SiteFlags) -> Option<Value> {
+    let (mut agents, mut access) = known.map_or_else(Default::default, |site| {
+        let agents: Vec<String> = site.agents.into_iter().map(|agent| agent.agent).collect();
+        (agents, site.access)
+    });
+    let has_changes = [flags.add.len(), flags.drop.len(), flags.allow.len(), flags.disallow.len()];
+    if has_changes == [0; 4] {
+        return None;
+    }
+    agents.retain(|agent| flags.drop.iter().all(|dropped| dropped.to_string() != *agent));
+    agents.extend(flags.add.iter().map(ToString::to_string));
+    access.retain(|access| !flags.disallow.contains(&access.vo));
+    // A right to the same directory is replaced.
+    access.retain(|old| flags.allow.iter().all(|new| (&new.vo, &new.path) != (&old.vo, &old.path)));
+    access.extend(flags.allow.iter().cloned());
+    Some(json!({ "agents": agents, "access": access }))
+}
+
+/// Returns sites with their agents and rights in words.
+fn sites(sites: &[SiteView]) -> String {
+    if sites.is_empty() {
+        return "no sites: `sterna config site NAME --add FINGERPRINT` adds one".to_owned();
+    }
+    let mut table = Table::new(&["site", "agent", "connected", "transfers", "address", "release"], 3..4);
+    for site in sites {
+        for agent in &site.agents {
+            table.add(vec![
+                site.name.clone(),
+                agent.agent.clone(),
+                if agent.is_connected { "yes" } else { "no" }.to_owned(),
+                agent.transfers.to_string(),
+                agent.address.clone().unwrap_or_else(|| "-".to_owned()),
+                agent.release.clone().unwrap_or_else(|| "-".to_owned()),
+            ]);
+        }
+    }
+    let mut rights = Table::new(&["site", "vo", "right", "directory"], 0..0);
+    let of_sites = sites.iter().flat_map(|site| site.access.iter().map(move |access| (site, access)));
+    let mut has_rights = false;
+    for (site, access) in of_sites {
+        has_rights = true;
+        let path = if access.path.is_empty() { "all" } else { &access.path };
+        rights.add(vec![site.name.clone(), access.vo.clone(), access.right.clone(), path.to_owned()]);
+    }
+    if has_rights { format!("{}\n\n{}", table.text(), rights.text()) } else { table.text() }
 }
 
 fn links(links: &[LinkView]) -> String {

@@ -24,6 +24,8 @@ enum Kind {
     Object,
     /// List of URLs.
     Locations,
+    /// List of tokens.
+    Tokens,
 }
 
 impl Kind {
@@ -36,6 +38,7 @@ impl Kind {
             Self::Metadata => &[Type::Object, Type::String, Type::Null],
             Self::Object => &[Type::Object, Type::Null],
             Self::Locations => &[Type::Array],
+            Self::Tokens => &[Type::Array, Type::Null],
         }
     }
 
@@ -45,6 +48,10 @@ impl Kind {
             Self::Locations => {
                 let location = ObjectBuilder::new().schema_type(SchemaType::new(Type::String));
                 ArrayBuilder::new().items(location).description(Some(text)).into()
+            }
+            Self::Tokens => {
+                let token = ObjectBuilder::new().schema_type(SchemaType::new(Type::String));
+                ArrayBuilder::new().schema_type(types).items(token).description(Some(text)).into()
             }
             _ => ObjectBuilder::new().schema_type(types).description(Some(text)).into(),
         }
@@ -91,9 +98,11 @@ const PARAMS: [(&str, Kind, &str); 31] = [
 ];
 
 /// Keys of a file.
-const FILE: [(&str, Kind, &str); 10] = [
+const FILE: [(&str, Kind, &str); 12] = [
     ("sources", Kind::Locations, "URLs of replicas"),
     ("destinations", Kind::Locations, "URLs; each gets a copy"),
+    ("source_tokens", Kind::Tokens, "Bearer tokens for the sources, as many as sources"),
+    ("destination_tokens", Kind::Tokens, "Bearer tokens for the destinations, as many as destinations"),
     ("checksum", Kind::Text, "ALGORITHM:value, or ALGORITHM"),
     ("filesize", Kind::Integer, "Size in bytes"),
     ("activity", Kind::Text, "Activity"),

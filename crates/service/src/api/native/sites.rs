@@ -26,6 +26,12 @@ const AGENTS_MAX: usize = 256;
 )]
 pub(super) async fn list(By(caller): By, State(app): State<App>) -> Result<Json<SiteList>, Failed> {
     caller.check_level(Operation::Config, Level::Vo)?;
+    let applied = app.service.applied();
+    let sites = applied.sites.iter().map(|(name, site)| view(&app, name, site)).collect();
+    Ok(Json(SiteList { sites }))
+}
+
+fn view(app: &App, name: &str, site: &Site) -> SiteView {
     let connected = app.service.agents();
     let agent = |key: &Fingerprint| {
         let state = connected.iter().find(|state| state.agent == *key);
@@ -37,13 +43,11 @@ pub(super) async fn list(By(caller): By, State(app): State<App>) -> Result<Json<
             transfers: state.map_or(0, |state| state.transfers as u64),
         }
     };
-    let applied = app.service.applied();
-    let view = |(name, site): (&String, &Site)| SiteView {
-        name: name.clone(),
+    SiteView {
+        name: name.to_owned(),
         agents: site.agents.iter().map(agent).collect(),
         access: site.access.iter().map(AccessView::from).collect(),
-    };
-    Ok(Json(SiteList { sites: applied.sites.iter().map(view).collect() }))
+    }
 }
 
 /// Sets the agents of a site, and which virtual organisations may use it.
@@ -53,7 +57,7 @@ pub(super) async fn list(By(caller): By, State(app): State<App>) -> Result<Json<
     params(("name" = String, Path, description = "Host of the locations at the site, without a port")),
     request_body = NewSite,
     responses(
-        (status = 204, description = "The site has these agents"),
+        (status = 200, body = SiteView),
         (status = 400, body = Problem),
         (status = 403, body = Problem),
     )
@@ -63,7 +67,7 @@ pub(super) async fn set(
     State(app): State<App>,
     Path(name): Path<String>,
     body: Bytes,
-) -> Result<StatusCode, Failed> {
+) -> Result<Json<SiteView>, Failed> {
     caller.check_level(Operation::Config, Level::All)?;
     let new: NewSite = serde_json::from_slice(&body).map_err(|e| usage(format!("the site is not understood: {e}")))?;
     if new.agents.is_empty() || new.agents.len() > AGENTS_MAX {
@@ -75,8 +79,9 @@ pub(super) async fn set(
     agents.dedup();
     let agents = agents.iter().map(Fingerprint::to_string).collect();
     let access = new.access.iter().map(AccessView::to_access).collect::<Result<_, _>>()?;
-    app.service.set_site(&caller, &name, Some(&SiteSettings { agents, access })).await?;
-    Ok(StatusCode::NO_CONTENT)
+    let settings = SiteSettings { agents, access };
+    app.service.set_site(&caller, &name, Some(&settings)).await?;
+    Ok(Json(view(&app, &name, &settings.into())))
 }
 
 /// Removes a site. Its files wait until it has an agent again.
