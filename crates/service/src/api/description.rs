@@ -1,8 +1,8 @@
 //! Descriptions (OpenAPI) of both interfaces, and the routes that they describe.
 //!
-//! A description follows from the routes: each handler has its part in `#[utoipa::path]`. It is made when the tests run,
-//! and kept in a file beside the routes, which a test compares. So the program has the text, and not the code that makes
-//! it: half a megabyte. `STERNA_GOLDEN=write cargo test -p sterna-service descriptions` writes the files anew.
+//! A description follows from the routes: each handler has its part in `#[utoipa::path]`. It is made when the tests
+//! run, and kept in a file beside the routes, which a test compares. So the program has the text, and not the code that
+//! makes it: half a megabyte. `STERNA_GOLDEN=write cargo test -p sterna-service descriptions` writes the files anew.
 
 use std::collections::BTreeMap;
 
