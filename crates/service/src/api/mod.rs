@@ -58,9 +58,7 @@ const TEXT_BYTES_MAX: usize = 64 << 10;
 
 /// Returns all routes: those of the two descriptions, and no others.
 pub fn routes(app: App) -> Router {
-    let (fts3, _) = fts3::routes().split_for_parts();
-    let (native, _) = native::routes().split_for_parts();
-    fts3.merge(native).merge(agents::routes()).with_state(app)
+    Router::from(fts3::routes()).merge(Router::from(native::routes())).merge(agents::routes()).with_state(app)
 }
 
 /// Accepts connections until the listener fails.

@@ -6,10 +6,9 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sterna_proto::Error;
 use sterna_proto::quantity::readable_time;
 use sterna_sched::state::{FileState, JobState};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::app::{App, Authenticated, status_of};
+use super::description::{Routes, routes};
 use crate::caller::Caller;
 use crate::job::Job;
 use crate::service::now;
@@ -32,8 +31,8 @@ const STYLE: &str = "body{font:15px/1.4 system-ui,sans-serif;margin:2rem auto;ma
      .failed,.partly_finished{color:#ff8a80}.finished{color:#7ed9a3}}";
 
 /// Returns the routes.
-pub fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::default().routes(routes!(to_page)).routes(routes!(page))
+pub(in crate::api) fn routes() -> Routes {
+    Routes::default().routes(routes!(to_page)).routes(routes!(page))
 }
 
 /// Redirects to the page for people.

@@ -308,6 +308,30 @@ fn everybody_may_do_what_the_table_says_and_nothing_else() {
     }
 }
 
+/// Makes a job look as if it had ended long ago, so that the service archives it.
+const AGE_JOB: &str = "import sqlite3, sys; base = sqlite3.connect(sys.argv[1], timeout=60); \
+    base.execute('UPDATE jobs SET finished = 1 WHERE id = ?', (sys.argv[2],)); base.commit()";
+
+#[test]
+fn an_archived_job_is_seen_by_those_who_saw_it_before() {
+    let people = People::start(&[]);
+    let (job, _) = people.job();
+    assert_eq!(people.send(Who::Owner, "DELETE", &format!("/jobs/{job}"), &Value::Null).status, 200);
+    let database = people.serve.state_dir().join("service/sterna.db");
+    let aged = std::process::Command::new("python3").args(["-c", AGE_JOB]).arg(database).arg(&job).status();
+    assert!(aged.unwrap().success());
+    let path = format!("/archive/{job}");
+    let is_archived = || people.send(Who::Owner, "GET", &path, &Value::Null).status == 200;
+    assert!((0..100_000).any(|_| is_archived()), "the service archives it within a second or two");
+    for path in [path.clone(), format!("{path}/job_state")] {
+        for who in Who::ALL {
+            let reply = people.send(who, "GET", &path, &Value::Null);
+            let expected = if OfJob.is_of(who) { 200 } else { OfJob.refusal(who) };
+            assert_eq!(reply.status, expected, "{who:?} {path}: {reply:?}");
+        }
+    }
+}
+
 #[test]
 fn lists_have_only_the_jobs_that_somebody_may_see() {
     let people = People::start(&[]);

@@ -79,6 +79,25 @@ fn limits_of_links_and_endpoints_are_followed_at_once() {
     assert!(fail(&serve, &["endpoint", "b.example", "--in", "1"], 5).contains("expected SCHEME://HOST"));
 }
 
+/// Two operators who change different limits of an endpoint at the same time lose nothing.
+#[test]
+fn changes_at_the_same_time_are_all_kept() {
+    let serve = Serve::start();
+    let change = |field: &str| {
+        let http = serve.http();
+        for number in 1..=300 {
+            let body = json!({field: number}).to_string();
+            let reply = http.send("PATCH", "/api/v1/config/endpoints/mock%3A%2F%2Fb.example", None, body.as_bytes());
+            assert_eq!(reply.status, 200, "{reply:?}");
+            let there = http.send("GET", "/api/v1/config", None, b"").json();
+            assert_eq!(there["endpoints"][0][field], number, "nobody else changes it: {there}");
+        }
+    };
+    std::thread::scope(|scope| ["max_in", "max_out"].map(|field| scope.spawn(move || change(field))).map(drop));
+    let expected = json!([{"endpoint": "mock://b.example", "max_in": 300, "max_out": 300}]);
+    assert_eq!(settings(&serve)["endpoints"], expected);
+}
+
 #[test]
 fn a_link_with_a_name_of_fts3_is_the_same_link() {
     let serve = Serve::start();

@@ -11,13 +11,12 @@ use serde_json::{Map, Value, json};
 use sterna_proto::Error;
 use sterna_sched::time::UnixTime;
 use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::answer::{Failed, Refusals, Reply, endpoint, json_reply};
 use super::reply;
 use crate::api::app::App;
 use crate::api::body::{Small, Whole};
+use crate::api::description::{Routes, routes};
 use crate::caller::{Caller, Level, Operation};
 use crate::settings::{ActivitySettings, Ban, BanKind, LinkSettings, ShareSettings, UserBan, WEIGHT_MAX, kind, read};
 use crate::store::Setting;
@@ -42,8 +41,8 @@ const ENDPOINT_COLUMNS: [&str; 12] = [
 const AUDIT_MAX: u32 = 1000;
 
 /// Returns the routes.
-pub fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::default()
+pub(in crate::api) fn routes() -> Routes {
+    Routes::default()
         .routes(routes!(bans, ban, unban))
         .routes(routes!(user_bans, ban_user, unban_user))
         .routes(routes!(index))

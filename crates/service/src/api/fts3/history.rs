@@ -10,14 +10,13 @@ use serde_json::{Value, json};
 use sterna_sched::scheduler::Link;
 use sterna_sched::state::FileState;
 use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::answer::{Failed, Refusals, Reply, endpoint, json_reply};
 use super::{reply, types};
 use crate::api::app::App;
 use crate::api::body::{Small, Whole};
+use crate::api::description::{Routes, routes};
 use crate::caller::{Caller, Level, Operation};
 use crate::service::now;
 use crate::settings::kind;
@@ -30,8 +29,8 @@ const FILES_MAX: u32 = 1000;
 const NAMES_MAX: usize = 10;
 
 /// Returns the routes.
-pub fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::default()
+pub(in crate::api) fn routes() -> Routes {
+    Routes::default()
         .routes(routes!(files))
         .routes(routes!(archive))
         .routes(routes!(archived))

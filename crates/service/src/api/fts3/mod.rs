@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 
-use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -15,13 +14,11 @@ use serde_json::{Value, json};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::state::FileState;
-use utoipa::{IntoParams, OpenApi};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
+use utoipa::IntoParams;
 
 use crate::api::app::App;
 use crate::api::body::{Large, Small, Whole};
-use crate::api::description::Credentials;
+use crate::api::description::{Routes, routes};
 use crate::auth::{BASE_ID, Fqan, vo_id};
 use crate::caller::{Caller, Level, Method, Operation};
 use crate::command::Cancelled;
@@ -47,21 +44,34 @@ const API: (u32, u32, u32) = (3, 14, 2);
 const JOBS_MAX: u32 = 500;
 
 /// Description of the interface, without its routes.
-#[derive(OpenApi)]
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
 #[openapi(
     info(
         title = "FTS3 interface of a Sterna transfer service",
         description = "Requests of FTS3 clients. Unknown keys and parameters are ignored, as FTS3 does."
     ),
     components(schemas(Failure)),
-    modifiers(&Credentials),
     security(("certificate" = []), ("token" = []))
 )]
 struct Description;
 
+/// Returns the description.
+#[cfg(test)]
+pub(in crate::api) fn described() -> utoipa::openapi::OpenApi {
+    use utoipa::{Modify, OpenApi};
+    let mut description = Description::openapi();
+    crate::api::description::Credentials.modify(&mut description);
+    description.merge(routes().into_openapi());
+    description
+}
+
+/// Description, as it was made from the routes.
+const DESCRIPTION: &str = include_str!("openapi.json");
+
 /// Returns the routes, with their description.
-pub fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::with_openapi(Description::openapi())
+pub(in crate::api) fn routes() -> Routes {
+    Routes::default()
         .routes(routes!(index))
         .routes(routes!(whoami))
         .routes(routes!(delegation, end_delegation))
@@ -110,7 +120,7 @@ async fn documents() -> Response {
     responses((status = 200, description = "Description", body = Value), Refusals)
 )]
 async fn description() -> Response {
-    Json(routes().into_openapi()).into_response()
+    ([(header::CONTENT_TYPE, "application/json")], DESCRIPTION).into_response()
 }
 
 /// `GET /api-docs/schema/submit`: JSON schema of a submission.
@@ -121,7 +131,7 @@ async fn description() -> Response {
     responses((status = 200, description = "JSON schema", body = Value), Refusals)
 )]
 async fn schema() -> Response {
-    json_reply(StatusCode::OK, &schema::document())
+    json_reply(StatusCode::OK, &schema::document(DESCRIPTION))
 }
 
 async fn unknown() -> Failed {

@@ -138,9 +138,10 @@ impl PartialSchema for Submission {
 
 impl ToSchema for Submission {}
 
-/// Returns the schema as a document of its own.
-pub fn document() -> Value {
-    let mut schema = serde_json::to_value(Submission::schema()).unwrap_or_default();
+/// Returns the schema as a document of its own. `description`: that of the interface, which has the schema.
+pub fn document(description: &str) -> Value {
+    let mut description: Value = serde_json::from_str(description).unwrap_or_default();
+    let mut schema = description.pointer_mut("/components/schemas/Submission").map(Value::take).unwrap_or_default();
     if let Value::Object(schema) = &mut schema {
         schema.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
     }
@@ -181,7 +182,7 @@ mod tests {
 
     #[test]
     fn the_document_has_the_types_of_each_key() {
-        let document = document();
+        let document = document(include_str!("openapi.json"));
         assert_eq!((&document["title"], &document["type"]), (&"Job submission".into(), &"object".into()), "{document}");
         let params = &document["properties"]["params"]["properties"];
         assert_eq!(params["overwrite"]["type"], json!(["boolean", "integer", "string", "null"]), "{document}");

@@ -13,8 +13,6 @@ use serde_json::{Value, json};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_sched::scheduler::{ANY, Limits};
 use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::answer::{By, Failed, Refusals, page, read, usage};
 use super::config_types::{
@@ -23,6 +21,7 @@ use super::config_types::{
 };
 use crate::api::app::App;
 use crate::api::body::{Small, Whole};
+use crate::api::description::{Routes, routes};
 use crate::caller::{Caller, Level, Operation};
 use crate::command::endpoint_named;
 use crate::settings::{
@@ -53,8 +52,8 @@ const BY_SUBMISSION: &str = "submission";
 const BY_PRIORITY: &str = "priority";
 
 /// Returns the routes.
-pub(super) fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::default()
+pub(super) fn routes() -> Routes {
+    Routes::default()
         .routes(routes!(show))
         .routes(routes!(change_link, remove_link))
         .routes(routes!(change_endpoint, remove_endpoint))

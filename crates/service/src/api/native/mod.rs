@@ -15,14 +15,12 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::scheduler::Waits;
 use sterna_sched::state::{FileState, JobState};
-use utoipa::{IntoParams, OpenApi};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
+use utoipa::IntoParams;
 use uuid::Uuid;
 
 use crate::api::app::App;
 use crate::api::body::{Small, Whole};
-use crate::api::description::Credentials;
+use crate::api::description::{Routes, routes};
 use crate::api::ui;
 use crate::caller::{Caller, Operation};
 use crate::command::{Cancelled, PRIORITIES};
@@ -42,7 +40,7 @@ pub(super) use answer::Failed;
 pub use answer::failure;
 use answer::{By, Refusals, page, read, usage};
 pub use submit::MANIFEST_BYTES_MAX;
-use types::{Change, Changes, FileDetails, FileList, FileView, JobList, JobView, Patch, Problem, Waiting};
+use types::{Change, Changes, FileDetails, FileList, FileView, JobList, JobView, Patch, Waiting};
 
 /// Beginning of the paths of this interface.
 pub const PREFIX: &str = "/api/v1/";
@@ -51,21 +49,34 @@ pub const PREFIX: &str = "/api/v1/";
 const CHANGES_EVERY: Duration = Duration::from_millis(500);
 
 /// Description of the interface, without its routes.
-#[derive(OpenApi)]
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
 #[openapi(
     info(
         title = "Sterna transfer service",
         description = "Jobs, files, changes and settings of a Sterna transfer service."
     ),
-    components(schemas(Problem)),
-    modifiers(&Credentials),
+    components(schemas(types::Problem)),
     security(("certificate" = []), ("token" = []))
 )]
 struct Description;
 
+/// Returns the description.
+#[cfg(test)]
+pub(in crate::api) fn described() -> utoipa::openapi::OpenApi {
+    use utoipa::{Modify, OpenApi};
+    let mut description = Description::openapi();
+    crate::api::description::Credentials.modify(&mut description);
+    description.merge(routes().into_openapi());
+    description
+}
+
+/// Description, as it was made from the routes.
+const DESCRIPTION: &str = include_str!("openapi.json");
+
 /// Returns the routes, with their description, and the page for people.
-pub fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::with_openapi(Description::openapi())
+pub(in crate::api) fn routes() -> Routes {
+    Routes::default()
         .routes(routes!(description))
         .routes(routes!(list, submit::submit))
         .routes(routes!(job, patch))
@@ -90,7 +101,7 @@ pub fn routes() -> OpenApiRouter<App> {
     responses((status = 200, description = "Description", body = serde_json::Value), Refusals)
 )]
 async fn description() -> Response {
-    Json(routes().into_openapi()).into_response()
+    ([(header::CONTENT_TYPE, "application/json")], DESCRIPTION).into_response()
 }
 
 /// Selection of jobs.
