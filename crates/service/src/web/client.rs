@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::address::Reach;
-use super::connection::{Connection, Connections};
+use super::connection::{Connection, Connections, Identity};
 use super::failure;
 use super::payload::Payload;
 use crate::credentials::Secret;
@@ -47,8 +47,8 @@ pub(super) const TRANSFER_AUTHORIZATION: &str = "transferheaderauthorization";
 pub(super) struct End {
     /// File.
     pub at: WebLocation,
-    /// Token.
-    pub token: Option<Secret>,
+    /// Identity of the user there.
+    pub identity: Identity,
     /// End of the transfer.
     pub scope: Scope,
 }
@@ -229,13 +229,15 @@ impl Client {
         mut body: Payload,
         prepare: impl Fn(&mut HttpRequest<()>),
     ) -> Result<Reply, Error> {
-        let token = request.end.token.as_ref().filter(|_| route.is_authorized);
+        let mut identity = request.end.identity.clone();
+        // A proxy may be shown to every storage: nobody can use it without its key.
+        identity.token = identity.token.filter(|_| route.is_authorized);
         let is_harmless = matches!(body, Payload::Empty) && matches!(request.method, "HEAD" | "GET" | "DELETE");
         let mut is_fresh = false;
         loop {
             let to = (request.end.scope, route.reach);
-            let mut connection = self.connections.connect(&route.at, token, to, is_fresh).await?;
-            let mut head = self.head(request, route, token)?;
+            let mut connection = self.connections.connect(&route.at, &identity, to, is_fresh).await?;
+            let mut head = self.head(request, route, identity.token.as_ref())?;
             prepare(&mut head);
             let sent = connection.sender().try_send_request(head.map(|()| body)).await;
             let mut error = match sent {
