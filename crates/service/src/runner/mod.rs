@@ -15,6 +15,7 @@ use sterna_sched::replica::Strategy;
 use sterna_sched::retry::{Next, RetryRules, Tried, after_failure};
 use sterna_sched::scheduler::{Link, Name, QueueName};
 use sterna_sched::state::{FileState, JobState};
+use sterna_sched::time::UnixTime;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 use uuid::Uuid;
