@@ -40,7 +40,7 @@ const DIGESTS_MAX: usize = 8;
 const STORAGES_MAX: usize = 10_000;
 
 /// Header with the token of the passive party of a third-party copy.
-pub(super) const TRANSFER_AUTHORIZATION: &str = "transferheaderauthorization";
+const TRANSFER_AUTHORIZATION: HeaderName = HeaderName::from_static("transferheaderauthorization");
 
 /// Storage of a transfer at one end: a file there, and the credential for it.
 #[derive(Clone, Debug)]
@@ -72,12 +72,20 @@ pub(super) struct Request<'a> {
     pub time: Duration,
     /// Phase of the transfer.
     pub phase: Phase,
+    /// Token of the other party of a third-party copy.
+    pub passive_token: Option<&'a Secret>,
 }
 
 impl Request<'_> {
     /// Returns method and location, for errors.
     pub fn tried(&self) -> String {
         format!("{} {}", self.method, self.end.at)
+    }
+
+    /// Returns a text of the storage without the tokens of the request.
+    pub fn hide_in(&self, text: &str) -> String {
+        let tokens = [self.end.identity.token.as_ref(), self.passive_token];
+        tokens.into_iter().flatten().fold(text.to_owned(), |text, token| token.hide_in(&text))
     }
 
     /// Creates an error of the end that gets the request.
@@ -213,8 +221,7 @@ impl Client {
         };
         let next = route.after(reference, reply.connection.is_public());
         let next = next.map_err(|text| request.failed(ErrorKind::Protocol, &text))?;
-        let has_token = request.headers.iter().any(|(name, _)| *name == TRANSFER_AUTHORIZATION);
-        if has_token && route.at.is_encrypted() && !next.at.is_encrypted() {
+        if request.passive_token.is_some() && route.at.is_encrypted() && !next.at.is_encrypted() {
             return Err(request.failed(ErrorKind::Denied, "a redirect to plain HTTP, which would show a token"));
         }
         Ok(Some(next))
@@ -274,10 +281,12 @@ impl Client {
         for (name, text) in &request.headers {
             headers.insert(HeaderName::from_static(name), value(text)?);
         }
-        if let Some(token) = token {
-            let mut authorization = value(&bearer(token))?;
+        for (name, token) in [(AUTHORIZATION, token), (TRANSFER_AUTHORIZATION, request.passive_token)] {
+            let Some(token) = token else { continue };
+            // The scheme is `Bearer`: XRootD refuses `bearer`.
+            let mut authorization = value(&format!("Bearer {}", token.reveal()))?;
             authorization.set_sensitive(true);
-            headers.insert(AUTHORIZATION, authorization);
+            headers.insert(name, authorization);
         }
         Ok(head)
     }
@@ -311,14 +320,9 @@ impl Client {
     /// Returns the error of an answer with a status that is no success.
     pub async fn refused(&self, request: &Request<'_>, reply: Reply) -> Error {
         let (status, headers) = (reply.status, reply.headers.clone());
-        let text = self.text(reply).await;
+        let text = request.hide_in(&self.text(reply).await);
         failure::of_status(&request.tried(), (request.end.scope, request.phase), status, &headers, &text)
     }
-}
-
-/// Returns the value of a header that has a token. The scheme is `Bearer`: XRootD refuses `bearer`.
-pub(super) fn bearer(token: &Secret) -> String {
-    format!("Bearer {}", token.reveal())
 }
 
 #[cfg(test)]

@@ -46,7 +46,8 @@ pub(super) async fn request(client: &Client, end: &End, rights: Rights) -> Optio
     };
     let body = serde_json::json!({"caveats": [format!("activity:{activities}")], "validity": VALIDITY}).to_string();
     let headers = vec![("content-type", "application/macaroon-request".to_owned())];
-    let request = Request { method: "POST", end, headers, time: REQUEST_TIME_MAX, phase: Phase::Prepare };
+    let request =
+        Request { method: "POST", end, headers, time: REQUEST_TIME_MAX, phase: Phase::Prepare, passive_token: None };
     let payload = Payload::Whole(Some(Bytes::from(body)));
     let route = Route::new(end.at.clone());
     let reply = timeout(REQUEST_TIME_MAX, client.exchange(&request, &route, payload, |_| {})).await.ok()?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use tokio::time::timeout;
 
-use super::client::{Client, End, Reply, Request, TRANSFER_AUTHORIZATION, bearer};
+use super::client::{Client, End, Reply, Request};
 use super::failure::{self, Party};
 use super::macaroon::Rights;
 use super::marker::{Markers, Verdict};
@@ -105,7 +105,7 @@ impl ThirdParty<'_> {
                 return self.follow(&request, reply, mode).await;
             }
             let (status, headers) = (reply.status, reply.headers.clone());
-            let text = self.client.text(reply).await;
+            let text = request.hide_in(&self.client.text(reply).await);
             if !has_repeated && text.to_ascii_lowercase().contains(NEW_TO_REDIRECTOR) {
                 has_repeated = true;
                 continue;
@@ -125,7 +125,7 @@ impl ThirdParty<'_> {
     }
 
     /// Returns the request. `token`: that of the passive party.
-    fn request(&self, mode: Mode, token: Option<&Secret>) -> Request<'_> {
+    fn request<'r>(&'r self, mode: Mode, token: Option<&'r Secret>) -> Request<'r> {
         let (active, passive, header) = match mode {
             Mode::Push => (self.source, self.target, "destination"),
             _ => (self.target, self.source, "source"),
@@ -139,14 +139,18 @@ impl ThirdParty<'_> {
             // A server that takes a push for a copy within itself must not replace a file of its own.
             ("overwrite", if self.may_replace && mode == Mode::Pull { "T" } else { "F" }.to_owned()),
         ];
-        if let Some(token) = token {
-            headers.push((TRANSFER_AUTHORIZATION, bearer(token)));
-        }
         let streams = self.streams.filter(|streams| *streams > 1 && self.size >= STREAMS_FROM_BYTES);
         if let Some(streams) = streams.filter(|_| mode == Mode::Pull) {
             headers.push(("x-number-of-streams", streams.min(STREAMS_MAX).to_string()));
         }
-        Request { method: "COPY", end: active, headers, time: STATUS_TIME_MAX, phase: Phase::Transfer }
+        Request {
+            method: "COPY",
+            end: active,
+            headers,
+            time: STATUS_TIME_MAX,
+            phase: Phase::Transfer,
+            passive_token: token,
+        }
     }
 
     /// Reads the answer until its verdict.
@@ -182,6 +186,7 @@ impl ThirdParty<'_> {
         match (markers.verdict, cut) {
             (Some(Verdict::Success), _) => Ok(()),
             (Some(Verdict::Failure(text)), _) => {
+                let text = request.hide_in(&text);
                 let plain = request.failed(ErrorKind::Io, &failure::shown(&text));
                 Err(self.classified(mode, plain, &text, status))
             }

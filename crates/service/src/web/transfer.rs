@@ -88,12 +88,7 @@ impl Web {
     ///
     /// Cancel safety: drop it; connections close, and the temporary file is deleted in the background.
     pub async fn transfer(&self, task: &Task, report: impl Fn(u64) + Send + Sync + 'static) -> Result<Moved, Error> {
-        let outcome = self.run(task, Progress::new(report)).await;
-        outcome.map_err(|error| {
-            let chain = error.chain();
-            let hidden = task.credentials.hide_in(&chain);
-            if hidden == chain { error } else { error.reworded(hidden) }
-        })
+        self.run(task, Progress::new(report)).await
     }
 
     async fn run(&self, task: &Task, progress: Progress) -> Result<Moved, Error> {

@@ -293,7 +293,10 @@ fn a_storage_that_dies_is_named() {
 #[test]
 fn tokens_reach_their_storages_and_no_reply() {
     let needs = |token: &str| format!("if ($http_authorization != \"Bearer {token}\") {{ return 403; }}");
-    let (source, streams) = (Storage::nginx(&needs("s3cret-a")), Storage::nginx(&needs("s3cret-b")));
+    // A storage that repeats the header in its answer.
+    let echoes = "location /echo/ { if ($request_method = PUT) { return 403 \"no $http_authorization\"; } }";
+    let (source, streams) =
+        (Storage::nginx(&needs("s3cret-a")), Storage::nginx(&format!("{} {echoes}", needs("s3cret-b"))));
     let pulls = Storage::xrootd();
     let serve = Serve::start();
     source.put("f", b"bytes");
@@ -305,6 +308,9 @@ fn tokens_reach_their_storages_and_no_reply() {
     assert_eq!(run_file(&serve, file(streams.url("g"), "s3cret-a"), json!({})).way(), "streamed");
     let id = submit(&serve, file(pulls.url("h"), "s3cret-c"), &json!({"retry": -1}));
     wait(&serve, &id).assert_failed("SOURCE [13] HEAD ");
+    let echoed = run_file(&serve, file(streams.url("echo/g"), "s3cret-a"), json!({}));
+    echoed.assert_failed("DESTINATION [13] PUT ");
+    assert!(echoed.reason.contains("no Bearer …") && !echoed.reason.contains("s3cret"), "{}", echoed.reason);
     for path in [
         format!("/jobs/{id}"),
         format!("/jobs/{id}/files"),
