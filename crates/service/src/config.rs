@@ -35,7 +35,7 @@ pub struct Config {
     storages: StoragesConfig,
 }
 
-/// Addresses that storages may have, besides public ones.
+/// Addresses that storages may have besides public ones, and credentials for them.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct StoragesConfig {
@@ -43,6 +43,8 @@ struct StoragesConfig {
     loopback: Option<bool>,
     /// Addresses of private networks.
     private: Option<bool>,
+    /// Clients are asked for proxies, which storages get.
+    delegation: bool,
 }
 
 /// Levels of a user or a role.
@@ -142,6 +144,11 @@ impl Config {
             loopback: self.storages.loopback.unwrap_or(default.loopback),
             private: self.storages.private.unwrap_or(default.private),
         }
+    }
+
+    /// Returns true if storages need proxies of users.
+    pub fn wants_delegation(&self) -> bool {
+        self.storages.delegation
     }
 
     /// Returns the rules of access. Errors: a grant names no user and no role with its VO, or both.

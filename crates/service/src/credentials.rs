@@ -1,8 +1,8 @@
 //! Credentials of a transfer for its storages. They belong to the user, and not to the service.
 //!
-//! Holds bearer tokens. The store keeps them until their job has ended; no reply, log line or error text has them.
-//! A delegated proxy (X.509) would be one more field of [`Credentials`], with the TLS settings that present it.
-//! Refuses to write a secret as text or as JSON: [`Secret::reveal`] is the only way to its value.
+//! Holds bearer tokens and delegated proxies. The store keeps tokens until their job has ended, and proxies until they
+//! expire; no reply, log line or error text has them. Refuses to write a secret as text or as JSON:
+//! [`Secret::reveal`] is the only way to its value.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,11 +26,42 @@ impl Secret {
     pub fn reveal(&self) -> &str {
         &self.0
     }
+
+    /// Returns a text without the secret. Reason: a storage can repeat the headers of a request in its answer.
+    pub fn hide_in(&self, text: &str) -> String {
+        text.replace(self.reveal(), "…")
+    }
 }
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Secret of {} bytes", self.0.len())
+    }
+}
+
+/// Delegated proxy of a user (RFC 3820): the service presents it to storages in TLS.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Proxy {
+    /// Identifier of the credential of the user.
+    pub credential: String,
+    /// Time when the first certificate expires, in seconds since 1970.
+    pub expires: i64,
+    /// Certificates in PEM, that of the proxy first.
+    pub certificates: Arc<str>,
+    /// Private key of the proxy in PEM.
+    pub key: Arc<str>,
+}
+
+impl Proxy {
+    /// Returns a name that no other proxy has, without a secret.
+    pub fn name(&self) -> String {
+        format!("{} until {}", self.credential, self.expires)
+    }
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "proxy of {}", self.name())
     }
 }
 
@@ -41,18 +72,14 @@ pub struct Credentials {
     pub source: Option<Secret>,
     /// Token for the destination.
     pub destination: Option<Secret>,
+    /// Proxy for a storage without a token.
+    pub proxy: Option<Proxy>,
 }
 
 impl Credentials {
-    /// Returns true if there are none.
-    pub fn is_none(&self) -> bool {
+    /// Returns true if there are no tokens.
+    pub fn has_no_token(&self) -> bool {
         self.source.is_none() && self.destination.is_none()
-    }
-
-    /// Returns a text without the secrets. Reason: a storage can repeat the headers of a request in its answer.
-    pub fn hide_in(&self, text: &str) -> String {
-        let secrets = [&self.source, &self.destination].into_iter().flatten();
-        secrets.fold(text.to_owned(), |text, secret| text.replace(secret.reveal(), "…"))
     }
 }
 
@@ -62,10 +89,10 @@ mod tests {
 
     #[test]
     fn a_secret_is_not_shown() {
-        let credentials = Credentials { source: Secret::new("s3cret"), destination: None };
+        let credentials = Credentials { source: Secret::new("s3cret"), ..Credentials::default() };
         assert!(!format!("{credentials:?}").contains("s3cret"), "{credentials:?}");
-        assert_eq!(credentials.hide_in("401: no s3cret, s3cret"), "401: no …, …");
-        assert!(!credentials.is_none() && Credentials::default().is_none());
+        assert_eq!(Secret::new("s3cret").unwrap().hide_in("401: no s3cret, s3cret"), "401: no …, …");
+        assert!(!credentials.has_no_token() && Credentials::default().has_no_token());
     }
 
     #[test]

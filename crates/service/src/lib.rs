@@ -13,6 +13,7 @@ pub mod caller;
 pub mod command;
 pub mod config;
 pub mod credentials;
+pub mod delegation;
 pub mod dev;
 pub mod job;
 pub mod mock;

@@ -239,8 +239,8 @@ pub struct ServeFlags {
     /// Directory with the VOMS servers of each VO, such as /etc/grid-security/vomsdir
     #[arg(long, value_name = "DIR")]
     pub voms_dir: Option<PathBuf>,
-    /// File with the levels of callers and the issuers of tokens, in TOML
-    #[arg(long, value_name = "FILE", conflicts_with = "dev")]
+    /// File with the levels of callers, the issuers of tokens and the rules for storages, in TOML
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Format of the log on stderr
     #[arg(long, value_name = "FORMAT", default_value = "text")]

@@ -14,6 +14,7 @@ use sterna_service::api::{self, App};
 use sterna_service::auth::{Issuer, ServerFiles, ServerTls, Trust, TrustDirs};
 use sterna_service::caller::{Level, Operation};
 use sterna_service::config::Config;
+use sterna_service::delegation::Delegations;
 use sterna_service::dev::{self, Dev};
 use sterna_service::runner::Runner;
 use sterna_service::store::SqliteStore;
@@ -62,6 +63,7 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
     // The key makes the name of this service unique, and the same after a restart.
     let web = Web::open(trust, identity.addresses(), &signer.fingerprint().to_string()).await?;
     let (service, runner, agents) = Runner::new(store, signer, web, host);
+    let delegations = Arc::new(Delegations::new(identity.config.wants_delegation()));
     let default = if flags.dev { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
     let listen = flags.listen.unwrap_or(SocketAddr::new(IpAddr::V4(default), SERVICE_PORT));
     let listener = TcpListener::bind(listen).await.map_err(|e| failed(&format!("listen on {listen}")).caused_by(e))?;
@@ -71,7 +73,7 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
     let mut terminated = signal(SignalKind::terminate()).map_err(deaf)?;
     let mut interrupted = signal(SignalKind::interrupt()).map_err(deaf)?;
     tokio::select! {
-        served = api::serve(listener, App { service, access, agents }) => served.map(|()| 0),
+        served = api::serve(listener, App { service, access, agents, delegations }) => served.map(|()| 0),
         () = runner.run() => Ok(0),
         _ = terminated.recv() => Ok(0),
         _ = interrupted.recv() => Ok(0),
@@ -90,7 +92,7 @@ impl Identity {
     /// Returns the files that the flags give, or those of a trial.
     fn of(flags: &ServeFlags, directory: &Path) -> Result<Self, Error> {
         if flags.dev {
-            return Self::of_trial(directory, flags.listen.map(|listen| listen.ip()));
+            return Self::of_trial(flags, directory);
         }
         let needed = |given: &Option<PathBuf>, flag: &str| {
             given.clone().ok_or_else(|| {
@@ -114,13 +116,13 @@ impl Identity {
     }
 
     /// Makes the identity of a trial.
-    fn of_trial(directory: &Path, listen: Option<IpAddr>) -> Result<Self, Error> {
-        let address = listen.filter(|address| !address.is_unspecified());
+    fn of_trial(flags: &ServeFlags, directory: &Path) -> Result<Self, Error> {
+        let address = flags.listen.map(|listen| listen.ip()).filter(|address| !address.is_unspecified());
         let dev = Dev::make(directory, address, SystemTime::now())?;
         Ok(Self {
             server: ServerFiles { certificate: dev.server_cert.clone(), key: dev.server_key.clone() },
             trust: TrustDirs { authorities: dev.capath.clone(), voms: None },
-            config: Config::default(),
+            config: flags.config.as_deref().map(Config::read).transpose()?.unwrap_or_default(),
             dev: Some(dev),
         })
     }

@@ -8,6 +8,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use crate::access::Access;
 use crate::caller::Caller;
+use crate::delegation::Delegations;
 use crate::service::Service;
 use crate::worker::AgentReports;
 
@@ -23,6 +24,8 @@ pub struct App {
     pub access: Arc<Access>,
     /// Way of agents to the runner.
     pub agents: AgentReports,
+    /// Proxies of users.
+    pub delegations: Arc<Delegations>,
 }
 
 /// Returns the caller of a request. The body of a request from nobody is not read: only `GET` is for everybody.

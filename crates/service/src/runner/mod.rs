@@ -15,12 +15,13 @@ use sterna_sched::replica::Strategy;
 use sterna_sched::retry::{Next, RetryRules, Tried, after_failure};
 use sterna_sched::scheduler::{Link, Name, QueueName};
 use sterna_sched::state::{FileState, JobState};
+use sterna_sched::time::UnixTime;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use crate::credentials::Credentials;
-use crate::job::{Failure, File, JobOptions, Moved, Task};
+use crate::credentials::{Credentials, Proxy};
+use crate::job::{Failure, File, Job, JobOptions, Moved, Task};
 use crate::paths::PathEnds;
 use crate::service::{Order, Running, Service, link_of, now};
 use crate::settings::Applied;
@@ -231,7 +232,7 @@ impl Runner {
         self.change(lost.into_iter().map(again).collect()).await;
         let options = self.options_of(&at_agents).await;
         for file in at_agents {
-            let Some(options) = options.get(&file.job).map(Arc::clone) else { continue };
+            let Some((options, _)) = options.get(&file.job).cloned() else { continue };
             let Some(worker) = file.worker.as_deref().map(Arc::<str>::from) else { continue };
             self.agents.handle_expected(&worker, Instant::now());
             self.service.shared.scheduler.lock().handle_running(queue_of(&file), queued(&file));
@@ -329,15 +330,30 @@ impl Runner {
             true => BTreeMap::new(),
             false => self.insist("read credentials", async || self.store().credentials(numbers.clone()).await).await,
         };
+        let proxies = self.proxies_of(options.values().map(|(_, credential)| credential.as_str())).await;
         for (file, placement) in files {
-            let Some(options) = options.get(&file.job).map(Arc::clone) else { continue };
-            let credentials = credentials.remove(&file.number).unwrap_or_default();
+            let Some((options, credential)) = options.get(&file.job).cloned() else { continue };
+            let mut credentials = credentials.remove(&file.number).unwrap_or_default();
+            credentials.proxy = proxies.get(&credential).cloned();
             self.start_one(file, options, credentials, placement);
         }
     }
 
-    /// Returns the options of the jobs of files.
-    async fn options_of(&self, files: &[File]) -> BTreeMap<Uuid, Arc<JobOptions>> {
+    /// Returns the proxies of credentials that have a valid one.
+    async fn proxies_of<'a>(&self, credentials: impl Iterator<Item = &'a str>) -> BTreeMap<String, Proxy> {
+        let credentials: BTreeSet<&str> = credentials.collect();
+        let mut proxies = BTreeMap::new();
+        for credential in credentials {
+            let read = async || self.store().proxy(credential.to_owned()).await;
+            let proxy = self.insist("read a proxy", read).await;
+            let is_valid = |proxy: &Proxy| UnixTime(proxy.expires.saturating_mul(1000)) > now();
+            proxies.extend(proxy.filter(is_valid).map(|proxy| (credential.to_owned(), proxy)));
+        }
+        proxies
+    }
+
+    /// Returns the options of the jobs of files, and the credentials of their owners.
+    async fn options_of(&self, files: &[File]) -> BTreeMap<Uuid, (Arc<JobOptions>, String)> {
         let mut ids: Vec<Uuid> = files.iter().map(|file| file.job).collect();
         ids.sort_unstable();
         ids.dedup();
@@ -346,7 +362,8 @@ impl Runner {
         }
         let filter = JobFilter { ids, ..JobFilter::default() };
         let jobs = self.insist("read jobs", async || self.store().jobs(filter.clone()).await).await;
-        jobs.into_iter().map(|job| (job.new.id, Arc::new(job.new.options))).collect()
+        let of_job = |job: Job| (job.new.id, (Arc::new(job.new.options), job.new.owner.credential));
+        jobs.into_iter().map(of_job).collect()
     }
 
     fn start_one(&mut self, file: File, options: Arc<JobOptions>, credentials: Credentials, placement: Placement) {

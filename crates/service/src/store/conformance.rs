@@ -11,7 +11,7 @@ use sterna_seeded::{Seeded, for_seeds};
 use uuid::Uuid;
 
 use super::{Audit, Change, Changed, Event, FileFilter, JobFilter, SqliteStore, Store, Submitted};
-use crate::credentials::{Credentials, Secret};
+use crate::credentials::{Credentials, Proxy, Secret};
 use crate::job::{Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner};
 
 const NOW: UnixTime = UnixTime(1_800_000_000_000);
@@ -149,14 +149,14 @@ async fn an_open_job_grows_until_it_is_complete() {
 async fn credentials_are_kept_until_their_job_has_ended() {
     let opened = open().await;
     let store = &*opened.store;
-    let credentials = |token: &str| Credentials { source: Secret::new(token), destination: None };
+    let credentials = |token: &str| Credentials { source: Secret::new(token), ..Credentials::default() };
     let with = |entry, token| NewFile { credentials: credentials(token), ..file(entry, false) };
     store.submit(job(1), vec![with(0, "t-1"), with(1, "t-2"), file(2, false)], false).await.unwrap();
     store.append(Uuid::from_u128(1), vec![with(3, "t-1"), with(4, "t-3")]).await.unwrap();
     store.complete(Uuid::from_u128(1), None).await.unwrap();
     store.submit(NewJob { idempotency_key: None, ..job(2) }, vec![with(0, "t-4")], true).await.unwrap();
     let (files, others) = (files_of(store, 1).await, files_of(store, 2).await);
-    assert!(files.iter().all(|file| file.new.credentials.is_none()), "{files:?}");
+    assert!(files.iter().all(|file| file.new.credentials.has_no_token()), "{files:?}");
     let numbers: Vec<_> = files.iter().chain(&others).map(|file| file.number).collect();
     let found = async |store: &dyn Store| {
         let found = store.credentials(numbers.clone()).await.unwrap();
@@ -203,6 +203,28 @@ async fn an_open_job_takes_its_key_when_it_is_complete_and_can_be_discarded_befo
     assert_eq!(store.append(Uuid::from_u128(3), Vec::new()).await.unwrap_err().kind, ErrorKind::Exists);
     assert!(store.discard(Uuid::from_u128(3), 40).await.unwrap(), "a cancelled job stays");
     assert_eq!(files_of(store, 3).await.len(), 100);
+}
+
+#[tokio::test]
+async fn a_proxy_replaces_the_one_before_and_goes_after_its_end() {
+    let opened = open().await;
+    let store = &*opened.store;
+    let at = |seconds: i64| UnixTime(seconds * 1000);
+    let proxy = |credential: &str, expires: i64| Proxy {
+        credential: credential.to_owned(),
+        expires,
+        certificates: "certificates".into(),
+        key: "key".into(),
+    };
+    for (credential, expires) in [("c1", 100), ("c1", 200), ("c2", 150)] {
+        store.set_proxy(proxy(credential, expires), at(50)).await.unwrap();
+    }
+    let found = async |credential: &str| store.proxy(credential.to_owned()).await.unwrap();
+    assert_eq!((found("c1").await, found("c2").await), (Some(proxy("c1", 200)), Some(proxy("c2", 150))));
+    store.set_proxy(proxy("c3", 300), at(160)).await.unwrap();
+    assert_eq!((found("c2").await, found("c3").await), (None, Some(proxy("c3", 300))));
+    store.delete_proxy("c1".to_owned()).await.unwrap();
+    assert_eq!(found("c1").await, None);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, SqlitePool};
 use sterna_sched::queue::FileNumber;
 
-use crate::credentials::{Credentials, Secret};
+use crate::credentials::{Credentials, Proxy, Secret};
 
 /// Maximum number of files in one statement. Reason: below the 32,766 parameters that SQLite takes.
 const FILES_TOGETHER_MAX: usize = 10_000;
@@ -22,7 +22,7 @@ pub(super) async fn insert<'a>(
     let mut numbers = Vec::new();
     for credentials in files {
         let number = match known.get(credentials) {
-            _ if credentials.is_none() => None,
+            _ if credentials.has_no_token() => None,
             Some(number) => Some(*number),
             None => {
                 let row = sqlx::query(
@@ -49,6 +49,37 @@ pub(super) async fn delete(connection: &mut SqliteConnection, job: &str) -> Resu
     sqlx::query("DELETE FROM credentials WHERE job = ?").bind(job).execute(connection).await.map(drop)
 }
 
+/// Stores a proxy instead of an earlier one of the same credential, and deletes those that have expired at `now`, in
+/// seconds since 1970.
+pub(super) async fn set_proxy(connection: &mut SqliteConnection, proxy: &Proxy, now: i64) -> Result<(), sqlx::Error> {
+    sqlx::query("DELETE FROM proxies WHERE expires < ?").bind(now).execute(&mut *connection).await?;
+    sqlx::query("INSERT OR REPLACE INTO proxies (credential, expires, certificates, key) VALUES (?, ?, ?, ?)")
+        .bind(&proxy.credential)
+        .bind(proxy.expires)
+        .bind(&*proxy.certificates)
+        .bind(&*proxy.key)
+        .execute(connection)
+        .await
+        .map(drop)
+}
+
+/// Deletes the proxy of a credential.
+pub(super) async fn delete_proxy(connection: &mut SqliteConnection, credential: &str) -> Result<(), sqlx::Error> {
+    sqlx::query("DELETE FROM proxies WHERE credential = ?").bind(credential).execute(connection).await.map(drop)
+}
+
+/// Returns the proxy of a credential.
+pub(super) async fn proxy(readers: &SqlitePool, credential: &str) -> Result<Option<Proxy>, sqlx::Error> {
+    let query = sqlx::query("SELECT expires, certificates, key FROM proxies WHERE credential = ?");
+    let Some(row) = query.bind(credential).fetch_optional(readers).await? else { return Ok(None) };
+    Ok(Some(Proxy {
+        credential: credential.to_owned(),
+        expires: row.try_get("expires")?,
+        certificates: row.try_get::<&str, _>("certificates")?.into(),
+        key: row.try_get::<&str, _>("key")?.into(),
+    }))
+}
+
 /// Returns the credentials of those files that have some.
 pub(super) async fn of_files(
     readers: &SqlitePool,
@@ -70,7 +101,8 @@ pub(super) async fn of_files(
             let secret =
                 |column: &str| Ok::<_, sqlx::Error>(row.try_get::<Option<&str>, _>(column)?.and_then(Secret::new));
             let number = u64::try_from(row.try_get::<i64, _>("file")?).unwrap_or(0);
-            let credentials = Credentials { source: secret("source")?, destination: secret("destination")? };
+            let credentials =
+                Credentials { source: secret("source")?, destination: secret("destination")?, proxy: None };
             found.insert(FileNumber(number), credentials);
         }
     }

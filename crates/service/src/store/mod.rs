@@ -13,7 +13,7 @@ use sterna_sched::state::{FileState, JobState};
 use sterna_sched::time::UnixTime;
 use uuid::Uuid;
 
-use crate::credentials::Credentials;
+use crate::credentials::{Credentials, Proxy};
 use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
 
 #[cfg(test)]
@@ -269,6 +269,15 @@ pub trait Store: Send + Sync {
     /// Returns the credentials of files for their storages, of those that have some. They are deleted when the job of a
     /// file ends.
     fn credentials(&self, files: Vec<FileNumber>) -> Stored<'_, BTreeMap<FileNumber, Credentials>>;
+
+    /// Stores the proxy of a user instead of an earlier one, and deletes those that have expired.
+    fn set_proxy(&self, proxy: Proxy, now: UnixTime) -> Stored<'_, ()>;
+
+    /// Deletes the proxy of a credential.
+    fn delete_proxy(&self, credential: String) -> Stored<'_, ()>;
+
+    /// Returns the proxy of a credential, which may have expired.
+    fn proxy(&self, credential: String) -> Stored<'_, Option<Proxy>>;
 
     /// Returns files that wait or are held after the time that their jobs allow.
     fn expired(&self, now: UnixTime) -> Stored<'_, Vec<File>>;

@@ -23,7 +23,7 @@ use super::row::{
     json, kind_name, kind_of, signed,
 };
 use super::{Attempt, Audit, Change, Changed, Event, Feed, FileFilter, JobFilter, Setting, Store, Stored, Submitted};
-use crate::credentials::Credentials;
+use crate::credentials::{Credentials, Proxy};
 use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
 
 /// Maximum number of writes in one transaction. Reason: a reader of the log sees a change within some milliseconds.
@@ -61,6 +61,8 @@ impl SqliteStore {
             .journal_mode(SqliteJournalMode::Wal)
             // A change that was reported survives a power cut.
             .synchronous(SqliteSynchronous::Full)
+            // Deleted tokens and keys do not stay in free pages.
+            .pragma("secure_delete", "FAST")
             .busy_timeout(Duration::from_secs(10))
             .foreign_keys(true);
         let mut writer = SqliteConnection::connect_with(&options).await.map_err(failed)?;
@@ -705,6 +707,30 @@ impl Store for SqliteStore {
         Box::pin(async move {
             let found = credentials::of_files(&self.readers, &files).await;
             found.map_err(|e| failure("read credentials from the database", e))
+        })
+    }
+
+    fn set_proxy(&self, proxy: Proxy, now: UnixTime) -> Stored<'_, ()> {
+        let now = now.0.div_euclid(1000);
+        Box::pin(
+            self.write(move |connection| {
+                Box::pin(async move { credentials::set_proxy(connection, &proxy, now).await })
+            }),
+        )
+    }
+
+    fn delete_proxy(&self, credential: String) -> Stored<'_, ()> {
+        Box::pin(
+            self.write(move |connection| {
+                Box::pin(async move { credentials::delete_proxy(connection, &credential).await })
+            }),
+        )
+    }
+
+    fn proxy(&self, credential: String) -> Stored<'_, Option<Proxy>> {
+        Box::pin(async move {
+            let found = credentials::proxy(&self.readers, &credential).await;
+            found.map_err(|e| failure("read a proxy from the database", e))
         })
     }
 

@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::address::Reach;
-use super::connection::{Connection, Connections};
+use super::connection::{Connection, Connections, Identity};
 use super::failure;
 use super::payload::Payload;
 use crate::credentials::Secret;
@@ -40,15 +40,15 @@ const DIGESTS_MAX: usize = 8;
 const STORAGES_MAX: usize = 10_000;
 
 /// Header with the token of the passive party of a third-party copy.
-pub(super) const TRANSFER_AUTHORIZATION: &str = "transferheaderauthorization";
+const TRANSFER_AUTHORIZATION: HeaderName = HeaderName::from_static("transferheaderauthorization");
 
 /// Storage of a transfer at one end: a file there, and the credential for it.
 #[derive(Clone, Debug)]
 pub(super) struct End {
     /// File.
     pub at: WebLocation,
-    /// Token.
-    pub token: Option<Secret>,
+    /// Identity of the user there.
+    pub identity: Identity,
     /// End of the transfer.
     pub scope: Scope,
 }
@@ -72,12 +72,20 @@ pub(super) struct Request<'a> {
     pub time: Duration,
     /// Phase of the transfer.
     pub phase: Phase,
+    /// Token of the other party of a third-party copy.
+    pub passive_token: Option<&'a Secret>,
 }
 
 impl Request<'_> {
     /// Returns method and location, for errors.
     pub fn tried(&self) -> String {
         format!("{} {}", self.method, self.end.at)
+    }
+
+    /// Returns a text of the storage without the tokens of the request.
+    pub fn hide_in(&self, text: &str) -> String {
+        let tokens = [self.end.identity.token.as_ref(), self.passive_token];
+        tokens.into_iter().flatten().fold(text.to_owned(), |text, token| token.hide_in(&text))
     }
 
     /// Creates an error of the end that gets the request.
@@ -213,8 +221,7 @@ impl Client {
         };
         let next = route.after(reference, reply.connection.is_public());
         let next = next.map_err(|text| request.failed(ErrorKind::Protocol, &text))?;
-        let has_token = request.headers.iter().any(|(name, _)| *name == TRANSFER_AUTHORIZATION);
-        if has_token && route.at.is_encrypted() && !next.at.is_encrypted() {
+        if request.passive_token.is_some() && route.at.is_encrypted() && !next.at.is_encrypted() {
             return Err(request.failed(ErrorKind::Denied, "a redirect to plain HTTP, which would show a token"));
         }
         Ok(Some(next))
@@ -229,13 +236,15 @@ impl Client {
         mut body: Payload,
         prepare: impl Fn(&mut HttpRequest<()>),
     ) -> Result<Reply, Error> {
-        let token = request.end.token.as_ref().filter(|_| route.is_authorized);
+        let mut identity = request.end.identity.clone();
+        // A proxy may be shown to every storage: nobody can use it without its key.
+        identity.token = identity.token.filter(|_| route.is_authorized);
         let is_harmless = matches!(body, Payload::Empty) && matches!(request.method, "HEAD" | "GET" | "DELETE");
         let mut is_fresh = false;
         loop {
             let to = (request.end.scope, route.reach);
-            let mut connection = self.connections.connect(&route.at, token, to, is_fresh).await?;
-            let mut head = self.head(request, route, token)?;
+            let mut connection = self.connections.connect(&route.at, &identity, to, is_fresh).await?;
+            let mut head = self.head(request, route, identity.token.as_ref())?;
             prepare(&mut head);
             let sent = connection.sender().try_send_request(head.map(|()| body)).await;
             let mut error = match sent {
@@ -272,10 +281,12 @@ impl Client {
         for (name, text) in &request.headers {
             headers.insert(HeaderName::from_static(name), value(text)?);
         }
-        if let Some(token) = token {
-            let mut authorization = value(&bearer(token))?;
+        for (name, token) in [(AUTHORIZATION, token), (TRANSFER_AUTHORIZATION, request.passive_token)] {
+            let Some(token) = token else { continue };
+            // The scheme is `Bearer`: XRootD refuses `bearer`.
+            let mut authorization = value(&format!("Bearer {}", token.reveal()))?;
             authorization.set_sensitive(true);
-            headers.insert(AUTHORIZATION, authorization);
+            headers.insert(name, authorization);
         }
         Ok(head)
     }
@@ -309,14 +320,9 @@ impl Client {
     /// Returns the error of an answer with a status that is no success.
     pub async fn refused(&self, request: &Request<'_>, reply: Reply) -> Error {
         let (status, headers) = (reply.status, reply.headers.clone());
-        let text = self.text(reply).await;
+        let text = request.hide_in(&self.text(reply).await);
         failure::of_status(&request.tried(), (request.end.scope, request.phase), status, &headers, &text)
     }
-}
-
-/// Returns the value of a header that has a token. The scheme is `Bearer`: XRootD refuses `bearer`.
-pub(super) fn bearer(token: &Secret) -> String {
-    format!("Bearer {}", token.reveal())
 }
 
 #[cfg(test)]

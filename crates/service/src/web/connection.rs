@@ -5,14 +5,12 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper::http::Extensions;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
@@ -25,7 +23,8 @@ use tokio_rustls::TlsConnector;
 use super::address::{AddressKind, AddressRules, Reach, kind_of};
 use super::failure;
 use super::payload::Payload;
-use crate::credentials::Secret;
+use super::tls::Tls;
+use crate::credentials::{Proxy, Secret};
 
 /// Time limit to resolve a name, connect and shake hands. Reason: ten times a bad round trip, and a lost packet each.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(30);
@@ -47,6 +46,15 @@ const IDLE_MAX: usize = 32;
 /// and sends the rest as the name of a header.
 const MIXED_CASE: [&str; 2] = ["TransferHeaderAuthorization", "RequireChecksumVerification"];
 
+/// Identity of a user at a storage.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Identity {
+    /// Token.
+    pub token: Option<Secret>,
+    /// Proxy that TLS presents.
+    pub proxy: Option<Proxy>,
+}
+
 /// Connection to a storage. Closed when dropped.
 pub(super) struct Connection {
     sender: SendRequest<Payload>,
@@ -61,7 +69,7 @@ pub(super) struct Connection {
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     origin: String,
-    token: Option<Secret>,
+    identity: Identity,
 }
 
 impl Drop for Connection {
@@ -85,7 +93,7 @@ impl Connection {
 
 /// Connections to all storages.
 pub(super) struct Connections {
-    tls: Arc<ClientConfig>,
+    tls: Tls,
     rules: AddressRules,
     idle: Mutex<HashMap<Key, Vec<(Instant, Connection)>>>,
     /// Original case of the names in [`MIXED_CASE`].
@@ -94,7 +102,7 @@ pub(super) struct Connections {
 
 impl Connections {
     /// Creates it. Runs within a tokio runtime. Errors: `Internal`.
-    pub async fn new(tls: Arc<ClientConfig>, rules: AddressRules) -> Result<Self, Error> {
+    pub async fn new(tls: Tls, rules: AddressRules) -> Result<Self, Error> {
         let case = mixed_case().await.map_err(|e| {
             let text = "prepare the names of headers";
             Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, text).caused_by(e)
@@ -111,11 +119,11 @@ impl Connections {
     pub async fn connect(
         &self,
         at: &WebLocation,
-        token: Option<&Secret>,
+        identity: &Identity,
         (scope, reach): (Scope, Reach),
         is_fresh: bool,
     ) -> Result<Connection, Error> {
-        let key = Key { origin: at.origin().to_owned(), token: token.cloned() };
+        let key = Key { origin: at.origin().to_owned(), identity: identity.clone() };
         while let Some(mut kept) = (!is_fresh).then(|| self.take(&key)).flatten() {
             let is_allowed = self.rules.allows(reach, kept.peer.ip());
             if is_allowed && timeout(READY_TIME_MAX, kept.sender.ready()).await.is_ok_and(|ready| ready.is_ok()) {
@@ -171,10 +179,15 @@ impl Connections {
             true => {
                 let name = ServerName::try_from(at.host().to_owned())
                     .map_err(|e| failure::error(ErrorKind::Usage, scope, Phase::Prepare, tried()).caused_by(e))?;
-                let shaken = TlsConnector::from(Arc::clone(&self.tls)).connect(name, stream).await;
+                let shaken =
+                    TlsConnector::from(self.tls.config(key.identity.proxy.as_ref())?).connect(name, stream).await;
                 Box::new(shaken.map_err(|e| {
                     let kind = if is_refused_certificate(&e) { ErrorKind::Untrusted } else { ErrorKind::Unreachable };
-                    failure::error(kind, scope, Phase::Prepare, tried()).caused_by(e)
+                    let refused = failure::error(kind, scope, Phase::Prepare, tried());
+                    match own_refusal(&e) {
+                        Some(text) => refused.reworded(format!("{}: {text}", tried())),
+                        None => refused.caused_by(e),
+                    }
                 })?)
             }
         };
@@ -261,6 +274,15 @@ async fn mixed_case() -> Result<Extensions, std::io::Error> {
 fn port_of(at: &WebLocation) -> u16 {
     let port = url::Url::parse(at.url()).ok().and_then(|url| url.port_or_known_default());
     port.unwrap_or(if at.is_encrypted() { 443 } else { 80 })
+}
+
+/// Returns the text of a refusal by the rules of this service, which the library shows as a structure.
+fn own_refusal(error: &std::io::Error) -> Option<String> {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match tls {
+        Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(other))) => Some(other.0.to_string()),
+        _ => None,
+    }
 }
 
 fn is_refused_certificate(error: &std::io::Error) -> bool {

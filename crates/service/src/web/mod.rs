@@ -12,6 +12,7 @@ mod digest;
 mod directories;
 mod failure;
 mod location;
+mod macaroon;
 mod marker;
 mod modes;
 mod payload;

@@ -105,8 +105,14 @@ impl Reader {
         match &mut self.0 {
             Kind::Ranges(ranges) => ranges.next().await,
             Kind::Whole { reply, left_bytes, tried, end } => {
-                let request =
-                    Request { method: "GET", end, headers: Vec::new(), time: SILENCE_MAX, phase: Phase::Transfer };
+                let request = Request {
+                    method: "GET",
+                    end,
+                    headers: Vec::new(),
+                    time: SILENCE_MAX,
+                    phase: Phase::Transfer,
+                    passive_token: None,
+                };
                 let bytes = read(&request, reply).await?;
                 let length = bytes.as_ref().map_or(0, |bytes| bytes.len() as u64);
                 match bytes {
@@ -208,8 +214,14 @@ impl Fetch {
 
     /// Reads the rest of a range, and moves its start.
     async fn fetch(&self, range: &mut Range<u64>, reply: Option<Reply>) -> Result<(), Error> {
-        let request =
-            Request { method: "GET", end: &self.end, headers: Vec::new(), time: SILENCE_MAX, phase: Phase::Transfer };
+        let request = Request {
+            method: "GET",
+            end: &self.end,
+            headers: Vec::new(),
+            time: SILENCE_MAX,
+            phase: Phase::Transfer,
+            passive_token: None,
+        };
         let (mut reply, is_range) = match reply {
             Some(reply) => (reply, true),
             None => ask(&self.client, &self.end, Some(range.clone()), (self.size, self.tag.as_deref())).await?,
@@ -254,7 +266,8 @@ async fn ask(
     // Both ends of a range are given: XRootD 5 reads an open one wrongly.
     let header = range.as_ref().map(|range| ("range", format!("bytes={}-{}", range.start, range.end - 1)));
     let headers = header.into_iter().collect();
-    let request = Request { method: "GET", end, headers, time: SILENCE_MAX, phase: Phase::Transfer };
+    let request =
+        Request { method: "GET", end, headers, time: SILENCE_MAX, phase: Phase::Transfer, passive_token: None };
     let reply = client.send(&request).await?;
     let changed = |what: &str| request.failed(ErrorKind::Changed, what);
     match (reply.status, &range) {

@@ -70,7 +70,7 @@ pub(super) async fn stat(
     loop {
         let headers = want.map(|name| (digest::WANT_DIGEST, name.to_owned())).into_iter().collect();
         let time = if want.is_some() { DIGEST_TIME_MAX } else { REQUEST_TIME_MAX };
-        let request = Request { method: "HEAD", end, headers, time, phase };
+        let request = Request { method: "HEAD", end, headers, time, phase, passive_token: None };
         let place = if want.is_some() { client.digest_place(end).await } else { None };
         let reply = client.send(&request).await?;
         let found = match reply.status {
@@ -95,8 +95,14 @@ pub(super) async fn stat(
 
 /// Deletes a file. Returns true if it was there.
 pub(super) async fn delete(client: &Client, end: &End) -> Result<bool, Error> {
-    let request =
-        Request { method: "DELETE", end, headers: Vec::new(), time: REQUEST_TIME_MAX, phase: Phase::Finalise };
+    let request = Request {
+        method: "DELETE",
+        end,
+        headers: Vec::new(),
+        time: REQUEST_TIME_MAX,
+        phase: Phase::Finalise,
+        passive_token: None,
+    };
     let reply = client.send(&request).await?;
     match reply.status {
         404 | 410 => {
@@ -117,7 +123,14 @@ pub(super) async fn delete(client: &Client, end: &End) -> Result<bool, Error> {
 pub(super) async fn rename(client: &Client, from: &End, to: &WebLocation, may_replace: bool) -> Result<Renamed, Error> {
     let overwrite = if may_replace { "T" } else { "F" };
     let headers = vec![("destination", to.url().to_owned()), ("overwrite", overwrite.to_owned())];
-    let request = Request { method: "MOVE", end: from, headers, time: REQUEST_TIME_MAX, phase: Phase::Finalise };
+    let request = Request {
+        method: "MOVE",
+        end: from,
+        headers,
+        time: REQUEST_TIME_MAX,
+        phase: Phase::Finalise,
+        passive_token: None,
+    };
     let reply = client.send(&request).await?;
     match reply.status {
         // 400 and 502: a server behind a TLS proxy takes the destination for another host.
@@ -156,7 +169,14 @@ pub(super) async fn make_parents(client: &Client, end: &End) -> Result<(), Error
 
 /// Makes a directory. Returns false if the one above it is missing; true if it is there now.
 async fn make_directory(client: &Client, end: &End) -> Result<bool, Error> {
-    let request = Request { method: "MKCOL", end, headers: Vec::new(), time: REQUEST_TIME_MAX, phase: Phase::Prepare };
+    let request = Request {
+        method: "MKCOL",
+        end,
+        headers: Vec::new(),
+        time: REQUEST_TIME_MAX,
+        phase: Phase::Prepare,
+        passive_token: None,
+    };
     let reply = client.send(&request).await?;
     let is_there = match reply.status {
         404 | 409 => false,

@@ -131,7 +131,7 @@ impl Stream<'_> {
             headers.push(("expect", "100-continue".to_owned()));
         }
         let time = ANSWER_TIME_MIN + Duration::from_secs(self.size / ANSWER_BYTES_PER_S);
-        Request { method: "PUT", end: self.target, headers, time, phase: Phase::Transfer }
+        Request { method: "PUT", end: self.target, headers, time, phase: Phase::Transfer, passive_token: None }
     }
 
     /// Sends the file once. Returns the answer, which may come before the end of the file.

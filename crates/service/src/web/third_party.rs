@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use tokio::time::timeout;
 
-use super::client::{Client, End, Reply, Request, TRANSFER_AUTHORIZATION, bearer};
+use super::client::{Client, End, Reply, Request};
 use super::failure::{self, Party};
+use super::macaroon::Rights;
 use super::marker::{Markers, Verdict};
 use super::modes::Mode;
 use super::progress::Progress;
-use super::storage;
+use super::{macaroon, storage};
+use crate::credentials::Secret;
 
 /// Time limit to the status. Reason: the active party may look at the other one first, for up to 60 s.
 const STATUS_TIME_MAX: Duration = Duration::from_secs(120);
@@ -83,8 +85,16 @@ impl ThirdParty<'_> {
     pub async fn run(&self, mode: Mode) -> Result<(), Failed> {
         let mut has_made_parents = false;
         let mut has_repeated = false;
+        let (passive, rights) = match mode {
+            Mode::Push => (self.target, Rights::Write),
+            _ => (self.source, Rights::Read),
+        };
+        let token = match &passive.identity.token {
+            Some(token) => Some(token.clone()),
+            None => macaroon::request(self.client, passive, rights).await,
+        };
         loop {
-            let request = self.request(mode);
+            let request = self.request(mode, token.as_ref());
             // Without an answer the copy may have begun, and nobody else may write to the same name.
             let unanswered = |e: Error| match e.kind {
                 ErrorKind::Denied | ErrorKind::Protocol => next_mode(e),
@@ -95,7 +105,7 @@ impl ThirdParty<'_> {
                 return self.follow(&request, reply, mode).await;
             }
             let (status, headers) = (reply.status, reply.headers.clone());
-            let text = self.client.text(reply).await;
+            let text = request.hide_in(&self.client.text(reply).await);
             if !has_repeated && text.to_ascii_lowercase().contains(NEW_TO_REDIRECTOR) {
                 has_repeated = true;
                 continue;
@@ -114,7 +124,8 @@ impl ThirdParty<'_> {
         }
     }
 
-    fn request(&self, mode: Mode) -> Request<'_> {
+    /// Returns the request. `token`: that of the passive party.
+    fn request<'r>(&'r self, mode: Mode, token: Option<&'r Secret>) -> Request<'r> {
         let (active, passive, header) = match mode {
             Mode::Push => (self.source, self.target, "destination"),
             _ => (self.target, self.source, "source"),
@@ -128,14 +139,18 @@ impl ThirdParty<'_> {
             // A server that takes a push for a copy within itself must not replace a file of its own.
             ("overwrite", if self.may_replace && mode == Mode::Pull { "T" } else { "F" }.to_owned()),
         ];
-        if let Some(token) = &passive.token {
-            headers.push((TRANSFER_AUTHORIZATION, bearer(token)));
-        }
         let streams = self.streams.filter(|streams| *streams > 1 && self.size >= STREAMS_FROM_BYTES);
         if let Some(streams) = streams.filter(|_| mode == Mode::Pull) {
             headers.push(("x-number-of-streams", streams.min(STREAMS_MAX).to_string()));
         }
-        Request { method: "COPY", end: active, headers, time: STATUS_TIME_MAX, phase: Phase::Transfer }
+        Request {
+            method: "COPY",
+            end: active,
+            headers,
+            time: STATUS_TIME_MAX,
+            phase: Phase::Transfer,
+            passive_token: token,
+        }
     }
 
     /// Reads the answer until its verdict.
@@ -171,6 +186,7 @@ impl ThirdParty<'_> {
         match (markers.verdict, cut) {
             (Some(Verdict::Success), _) => Ok(()),
             (Some(Verdict::Failure(text)), _) => {
+                let text = request.hide_in(&text);
                 let plain = request.failed(ErrorKind::Io, &failure::shown(&text));
                 Err(self.classified(mode, plain, &text, status))
             }

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::address::AddressRules;
 use super::cleanup::Temporary;
 use super::client::{Client, End};
-use super::connection::Connections;
+use super::connection::{Connections, Identity};
 use super::digest::Check;
 use super::directories::Directories;
 use super::modes::{Mode, Modes, Pair};
@@ -21,8 +21,10 @@ use super::progress::Progress;
 use super::storage::{Renamed, Stat};
 use super::stream::{Stream, read_digest};
 use super::third_party::{Failed, Then, ThirdParty};
-use super::{failure, location, storage, tls};
+use super::tls::Tls;
+use super::{failure, location, storage};
 use crate::auth::Trust;
+use crate::credentials::Secret;
 use crate::job::{Moved, OverwritePolicy, Task};
 
 /// Memory of all streamed transfers together, in blocks of 16 MiB. Reason: half a GiB, which a small server has.
@@ -72,7 +74,7 @@ impl Web {
     /// Creates it. `trust`: authorities of storages, besides those of the system; `name`: name of this service, which
     /// no other has. Runs within a tokio runtime. Errors: `Internal`.
     pub async fn open(trust: Arc<Trust>, rules: AddressRules, name: &str) -> Result<Self, Error> {
-        let connections = Connections::new(tls::client_config(trust)?, rules).await?;
+        let connections = Connections::new(Tls::new(trust)?, rules).await?;
         let client = Arc::new(Client::new(connections, MEMORY_BLOCKS));
         Ok(Self { client, modes: Arc::default(), directories: Arc::default(), name: name.into() })
     }
@@ -86,17 +88,14 @@ impl Web {
     ///
     /// Cancel safety: drop it; connections close, and the temporary file is deleted in the background.
     pub async fn transfer(&self, task: &Task, report: impl Fn(u64) + Send + Sync + 'static) -> Result<Moved, Error> {
-        let outcome = self.run(task, Progress::new(report)).await;
-        outcome.map_err(|error| {
-            let chain = error.chain();
-            let hidden = task.credentials.hide_in(&chain);
-            if hidden == chain { error } else { error.reworded(hidden) }
-        })
+        self.run(task, Progress::new(report)).await
     }
 
     async fn run(&self, task: &Task, progress: Progress) -> Result<Moved, Error> {
-        let end = |text: &str, token: &Option<_>, scope| {
-            location::read(text).map(|at| End { at, token: token.clone(), scope })
+        let end = |text: &str, token: &Option<Secret>, scope| {
+            // A token is for this storage; a proxy is for all.
+            let proxy = task.credentials.proxy.clone().filter(|_| token.is_none());
+            location::read(text).map(|at| End { at, identity: Identity { token: token.clone(), proxy }, scope })
         };
         let transfer = Transfer {
             web: self,

@@ -137,6 +137,10 @@ const TABLE: &[(&str, &str, Right, u16)] = &[
     ("GET", "/api/v1/bans", ReadsSettings, 200),
     ("PUT", "/api/v1/bans/{endpoint}", ChangesSettings, 200),
     ("DELETE", "/api/v1/bans/{endpoint}", ChangesSettings, 204),
+    ("GET", "/api/v1/sites", ReadsSettings, 200),
+    ("PUT", "/api/v1/sites/{name}", ChangesSettings, 200),
+    ("DELETE", "/api/v1/sites/{name}", ChangesSettings, 204),
+    ("GET", "/api/v1/paths", ReadsSettings, 200),
     ("GET", "/api/v1/config", ReadsSettings, 200),
     ("PATCH", "/api/v1/config/links/{source}/{destination}", ChangesSettings, 200),
     ("DELETE", "/api/v1/config/links/{source}/{destination}", ChangesSettings, 204),
@@ -181,6 +185,9 @@ fn body_of(method: &str, path: &str) -> Value {
         }
         ("PATCH", "/api/v1/jobs/{id}") => json!({"priority": 5}),
         ("PUT", "/api/v1/bans/{endpoint}") => json!({"kind": "wait"}),
+        ("PUT", "/api/v1/sites/{name}") => {
+            json!({"agents": ["SHA256:PXnRV7Viz07LCS3q+EGKVef/8GfRAaO0qTW3vRXksbU"]})
+        }
         ("PATCH", "/api/v1/config/links/{source}/{destination}") => json!({"max": 5}),
         ("PATCH", "/api/v1/config/endpoints/{endpoint}") => json!({"max_in": 5}),
         ("PUT", "/api/v1/config/shares/{source}/{destination}/{vo}") => json!({"weight": 2}),

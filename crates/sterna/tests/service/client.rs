@@ -147,6 +147,15 @@ impl Serve {
         self.process = start(self.state.path(), self.port, &self.arguments, &self.variables).0;
     }
 
+    /// Starts the trial again with a variable in its environment, and with a configuration.
+    pub fn restart_with(&mut self, variable: (&str, &Path), config: &str) {
+        let file = self.state.path().join("serve.toml");
+        std::fs::write(&file, config).unwrap();
+        self.variables = vec![(variable.0.to_owned(), variable.1.to_owned())];
+        self.arguments = ["--dev", "--config", file.to_str().unwrap()].map(str::to_owned).to_vec();
+        self.kill_and_start();
+    }
+
     /// Returns a command of the FTS3 client, with the endpoint and the credentials of the trial.
     pub fn client(&self, program: &str, arguments: &[&str]) -> Client {
         let mut command = Command::new(programs().join(program));

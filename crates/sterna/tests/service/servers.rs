@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{OnceLock, mpsc};
 use std::thread;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -28,9 +28,36 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Starts XRootD. It speaks HTTP and HTTPS.
+    /// Starts XRootD, where everybody reads and writes. It speaks HTTP and HTTPS.
     pub fn xrootd() -> Self {
         let directory = served_directory();
+        let config = format!("xrd.tlsca certfile {}/ca.pem\n", directory.path().display());
+        Self::xrootd_in(directory, &config)
+    }
+
+    /// Starts XRootD, where one user reads and writes, by a certificate. `users`: authority of users. It
+    /// makes macaroons.
+    pub fn xrootd_of(user: &str, users: &Path) -> Self {
+        let directory = served_directory();
+        let at = directory.path();
+        // The second is for the other storage, from which a third-party copy reads.
+        let authorities = fs::read_to_string(users).unwrap() + &authority().pem();
+        fs::write(at.join("authorities.pem"), authorities).unwrap();
+        fs::write(at.join("gridmap"), format!("\"{user}\" owner\n")).unwrap();
+        fs::write(at.join("rights"), "u owner / a\n").unwrap();
+        let made = Command::new("openssl").args(["rand", "-base64", "-out"]).arg(at.join("secret")).arg("64").status();
+        assert!(made.unwrap().success());
+        fs::set_permissions(at.join("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+        let path = at.display();
+        let config = format!(
+            "xrd.tlsca certfile {path}/authorities.pem\nhttp.gridmap {path}/gridmap\nofs.authorize 1\n\
+             ofs.authlib libXrdMacaroons.so\nacc.authdb {path}/rights\nmacaroons.secretkey {path}/secret\n\
+             http.exthandler xrdmacaroons libXrdMacaroons.so\n"
+        );
+        Self::xrootd_in(directory, &config)
+    }
+
+    fn xrootd_in(directory: TempDir, more: &str) -> Self {
         let at = directory.path();
         fs::create_dir(at.join("admin")).unwrap();
         certificates(at);
@@ -40,9 +67,9 @@ impl Storage {
             let config = format!(
                 "all.export /\nall.sitename TEST\noss.localroot {path}/data\nall.adminpath {path}/admin\n\
                  all.pidpath {path}/admin\nxrd.network nodnr\nxrd.port {port}\nxrd.tls {path}/host.pem {path}/host.key\n\
-                 xrd.tlsca certfile {path}/ca.pem\nxrd.protocol http libXrdHttp.so\n\
+                 xrd.protocol http libXrdHttp.so\n\
                  http.exthandler xrdtpc libXrdHttpTPC.so\nhttp.header2cgi Authorization authz\n\
-                 xrootd.chksum max 4 adler32 md5 crc32c\ntpc.allow local\n"
+                 xrootd.chksum max 4 adler32 md5 crc32c\ntpc.allow local\n{more}"
             );
             fs::write(at.join("xrootd.cfg"), config).unwrap();
             let mut command = Command::new("xrootd");
@@ -137,7 +164,7 @@ impl Storage {
         names
     }
 
-    /// Returns the file with the authority of its certificate.
+    /// Returns the file with the authority of its certificate, which all storages have.
     pub fn authority(&self) -> PathBuf {
         self.directory.path().join("ca.pem")
     }
@@ -187,18 +214,25 @@ fn has_initialised(process: &mut Child) -> bool {
     receiver.recv().unwrap_or(false)
 }
 
-/// Writes an authority and a certificate of this host.
+/// Returns the authority of all storages.
+fn authority() -> &'static CertifiedIssuer<'static, KeyPair> {
+    static AUTHORITY: OnceLock<CertifiedIssuer<'static, KeyPair>> = OnceLock::new();
+    AUTHORITY.get_or_init(|| {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "Authority of storages");
+        CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+    })
+}
+
+/// Writes the authority and a certificate of this host.
 fn certificates(at: &Path) {
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(DnType::CommonName, "Test CA");
-    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     params.distinguished_name.push(DnType::CommonName, "localhost");
     let key = KeyPair::generate().unwrap();
-    let certificate = params.signed_by(&key, &authority).unwrap();
+    let certificate = params.signed_by(&key, authority()).unwrap();
     for (name, text) in
-        [("ca.pem", authority.pem()), ("host.pem", certificate.pem()), ("host.key", key.serialize_pem())]
+        [("ca.pem", authority().pem()), ("host.pem", certificate.pem()), ("host.key", key.serialize_pem())]
     {
         fs::write(at.join(name), text).unwrap();
     }

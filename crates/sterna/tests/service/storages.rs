@@ -293,7 +293,10 @@ fn a_storage_that_dies_is_named() {
 #[test]
 fn tokens_reach_their_storages_and_no_reply() {
     let needs = |token: &str| format!("if ($http_authorization != \"Bearer {token}\") {{ return 403; }}");
-    let (source, streams) = (Storage::nginx(&needs("s3cret-a")), Storage::nginx(&needs("s3cret-b")));
+    // A storage that repeats the header in its answer.
+    let echoes = "location /echo/ { if ($request_method = PUT) { return 403 \"no $http_authorization\"; } }";
+    let (source, streams) =
+        (Storage::nginx(&needs("s3cret-a")), Storage::nginx(&format!("{} {echoes}", needs("s3cret-b"))));
     let pulls = Storage::xrootd();
     let serve = Serve::start();
     source.put("f", b"bytes");
@@ -305,6 +308,9 @@ fn tokens_reach_their_storages_and_no_reply() {
     assert_eq!(run_file(&serve, file(streams.url("g"), "s3cret-a"), json!({})).way(), "streamed");
     let id = submit(&serve, file(pulls.url("h"), "s3cret-c"), &json!({"retry": -1}));
     wait(&serve, &id).assert_failed("SOURCE [13] HEAD ");
+    let echoed = run_file(&serve, file(streams.url("echo/g"), "s3cret-a"), json!({}));
+    echoed.assert_failed("DESTINATION [13] PUT ");
+    assert!(echoed.reason.contains("no Bearer …") && !echoed.reason.contains("s3cret"), "{}", echoed.reason);
     for path in [
         format!("/jobs/{id}"),
         format!("/jobs/{id}/files"),
@@ -331,7 +337,36 @@ fn redirects_and_tls_are_followed_where_they_may_be() {
     strange.assert_failed("SOURCE [13] connect to https://localhost:");
     let trusting = Serve::start_with(&[("SSL_CERT_FILE", &source.authority())]);
     let outcome = run(&trusting, &source.url_with("davs", "f"), &destination.url("h"), json!({}));
-    // The destination does not know the authority of the source: it refuses to pull, and the source pushes.
-    assert_eq!(outcome.way(), "push");
+    assert_eq!(outcome.way(), "pull");
     assert_eq!(destination.read("h").unwrap(), b"bytes");
+}
+
+/// The client delegates a proxy when it submits. The storages know the user by it, and the destination pulls with a
+/// macaroon of the source.
+#[test]
+fn storages_that_need_a_certificate_get_the_delegated_proxy() {
+    let mut serve = Serve::start();
+    let (_, whoami) = serve.request("GET", "/whoami", "");
+    let whoami: Value = serde_json::from_str(&whoami).unwrap();
+    let user = whoami["user_dn"].as_str().unwrap();
+    let users = std::fs::read_dir(serve.capath()).unwrap().next().unwrap().unwrap().path();
+    let (source, destination) = (Storage::xrootd_of(user, &users), Storage::xrootd_of(user, &users));
+    let bytes = Seeded::new(8).bytes(100_000);
+    source.put("f", &bytes);
+    let locations = |to: &str| [source.url_with("davs", "f"), destination.url_with("davs", to)];
+    let submit = |serve: &Serve, to: &str| {
+        let [from, to] = &locations(to);
+        let arguments = ["-b", "-i", "1", "--retry", "-1", "-K", from, to];
+        wait(serve, &job_id(&serve.client("fts-rest-transfer-submit", &arguments).run().stdout))
+    };
+    serve.restart_with(("SSL_CERT_FILE", &source.authority()), "");
+    submit(&serve, "g").assert_failed("SOURCE [13] HEAD ");
+    serve.restart_with(("SSL_CERT_FILE", &source.authority()), "[storages]\ndelegation = true\n");
+    assert_eq!(submit(&serve, "in/g").way(), "pull");
+    assert!(destination.read("in/g").unwrap() == bytes, "other bytes");
+    let (status, _) =
+        serve.request("DELETE", &format!("/delegation/{}", whoami["delegation_id"].as_str().unwrap()), "");
+    assert_eq!(status, 204);
+    let [from, to] = locations("h");
+    run(&serve, &from, &to, json!({})).assert_failed("SOURCE [13] HEAD ");
 }

@@ -3,6 +3,7 @@
 //! The spelling of FTS3 is here and nowhere else: states, flags, texts of errors, times without a zone.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
@@ -11,9 +12,10 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_proto::Error;
 use sterna_sched::queue::FileNumber;
 use sterna_sched::state::FileState;
+use sterna_sched::time::UnixTime;
 use utoipa::IntoParams;
 
 use crate::api::app::App;
@@ -22,6 +24,7 @@ use crate::api::description::{Routes, routes};
 use crate::auth::{BASE_ID, Fqan, vo_id};
 use crate::caller::{Caller, Level, Method, Operation};
 use crate::command::Cancelled;
+use crate::service::now;
 use crate::store::JobFilter;
 
 mod answer;
@@ -228,8 +231,7 @@ fn check_delegation(caller: &Caller, id: &str) -> Result<(), Error> {
     if id == caller.credential { Ok(()) } else { Err(denied()) }
 }
 
-/// `GET /delegation/{id}/request`: a request for a certificate, in PEM. Its key is not kept: no transfer needs a
-/// credential of a user.
+/// `GET /delegation/{id}/request`: a request for a certificate, in PEM.
 #[utoipa::path(
     get,
     path = "/delegation/{id}/request",
@@ -244,19 +246,13 @@ fn check_delegation(caller: &Caller, id: &str) -> Result<(), Error> {
         Refusals,
     )
 )]
-async fn delegation_request(caller: Caller, Path(id): Path<String>) -> Reply {
+async fn delegation_request(caller: Caller, State(app): State<App>, Path(id): Path<String>) -> Reply {
     check_delegation(&caller, &id)?;
-    let failed = |e: rcgen::Error| {
-        let error = Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, "make a request for a certificate");
-        Failed::from(error.caused_by(e))
-    };
-    let key = rcgen::KeyPair::generate().map_err(failed)?;
-    let request = rcgen::CertificateParams::default().serialize_request(&key).map_err(failed)?;
-    let pem = request.pem().map_err(failed)?;
+    let pem = app.delegations.request(&caller.credential, Instant::now())?;
     Ok((StatusCode::OK, [(header::CONTENT_TYPE, "text/plain")], pem).into_response())
 }
 
-/// `PUT /delegation/{id}/credential`: verifies the chain of a proxy, and discards it.
+/// `PUT /delegation/{id}/credential`: verifies the chain of a proxy, and discards it unless storages need it.
 #[utoipa::path(
     put,
     path = "/delegation/{id}/credential",
@@ -269,7 +265,13 @@ async fn delegate(caller: Caller, State(app): State<App>, Path(id): Path<String>
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&body).collect();
     let chain = chain.map_err(|e| Failed::new(StatusCode::BAD_REQUEST, format!("the proxy is no PEM: {e}")))?;
     match app.access.caller_of_certificate(&chain) {
-        Ok(owner) if owner.name == caller.name => Ok((StatusCode::CREATED, "").into_response()),
+        Ok(owner) if owner.name == caller.name => {
+            if app.delegations.is_wanted() {
+                let proxy = app.delegations.proxy(&caller.credential, &body, &chain, Instant::now())?;
+                app.service.store().set_proxy(proxy, now()).await?;
+            }
+            Ok((StatusCode::CREATED, "").into_response())
+        }
         Ok(owner) => {
             let text = format!("the proxy is of {}, and not of {}", owner.name, caller.name);
             Err(Failed::new(StatusCode::BAD_REQUEST, text))
@@ -290,15 +292,16 @@ async fn delegate_by_post(caller: Caller, app: State<App>, id: Path<String>, bod
     delegate(caller, app, id, body).await
 }
 
-/// `DELETE /delegation/{id}`: nothing is kept that could be deleted.
+/// `DELETE /delegation/{id}`: deletes the delegated proxy.
 #[utoipa::path(
     delete,
     path = "/delegation/{id}",
     params(("id" = String, Path, description = "Credential of the caller")),
     responses((status = 204, description = "Nothing is kept"), Refusals)
 )]
-async fn end_delegation(caller: Caller, Path(id): Path<String>) -> Reply {
+async fn end_delegation(caller: Caller, State(app): State<App>, Path(id): Path<String>) -> Reply {
     check_delegation(&caller, &id)?;
+    app.service.store().delete_proxy(caller.credential).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -309,13 +312,17 @@ async fn end_delegation(caller: Caller, Path(id): Path<String>) -> Reply {
     params(("id" = String, Path, description = "Credential of the caller")),
     responses((status = 200, description = "Reply", body = Value), Refusals)
 )]
-async fn delegation(caller: Caller, Path(id): Path<String>) -> Reply {
+async fn delegation(caller: Caller, State(app): State<App>, Path(id): Path<String>) -> Reply {
     check_delegation(&caller, &id)?;
-    // Agents have keys of their own, and need no credentials of users: clients delegate none when the end is far away.
-    Ok(json_reply(
-        StatusCode::OK,
-        &json!({"termination_time": "2037-12-31T00:00:00", "voms_attrs": attributes(&caller)}),
-    ))
+    // Clients delegate a proxy when this time is near, and none when it is far away.
+    let end = match app.delegations.is_wanted() {
+        false => "2037-12-31T00:00:00".into(),
+        true => {
+            let proxy = app.service.store().proxy(caller.credential.clone()).await?;
+            reply::time(UnixTime(proxy.map_or(0, |proxy| proxy.expires.saturating_mul(1000))))
+        }
+    };
+    Ok(json_reply(StatusCode::OK, &json!({"termination_time": end, "voms_attrs": attributes(&caller)})))
 }
 
 /// `POST /jobs`: submits a job.

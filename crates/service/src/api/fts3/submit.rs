@@ -237,7 +237,11 @@ fn add_file(file: &Object<'_>, index: usize, entries: &mut Vec<Entry>) -> Result
         let pair = |(source, source_token): (&String, &Option<Secret>)| Pair {
             source: source.clone(),
             destination: destination.clone(),
-            credentials: Credentials { source: source_token.clone(), destination: destination_token.clone() },
+            credentials: Credentials {
+                source: source_token.clone(),
+                destination: destination_token.clone(),
+                proxy: None,
+            },
         };
         entries.push(Entry { pairs: sources.iter().zip(&source_tokens).map(pair).collect(), ..entry.clone() });
     }
@@ -537,12 +541,13 @@ pub(super) mod tests {
         };
         let job = file(json!(["for-a", "for-b"]), json!(["for-c"])).unwrap();
         let found: Vec<_> = job.entries[0].pairs.iter().map(|pair| pair.credentials.clone()).collect();
-        let expected = |source| Credentials { source: Secret::new(source), destination: Secret::new("for-c") };
+        let expected =
+            |source| Credentials { source: Secret::new(source), destination: Secret::new("for-c"), proxy: None };
         assert_eq!(found, [expected("for-a"), expected("for-b")]);
         assert!(!format!("{job:?}").contains("for-"), "{job:?}");
         for none in [json!(null), json!([]), json!(["", null])] {
             let job = file(none, json!(null)).unwrap();
-            assert!(job.entries[0].pairs.iter().all(|pair| pair.credentials.is_none()));
+            assert!(job.entries[0].pairs.iter().all(|pair| pair.credentials.has_no_token()));
         }
         for wrong in [json!(["s3cret"]), json!(["s3 cret", "x"]), json!("s3cret"), json!([{"s3cret": 1}, "x"])] {
             let message = file(wrong, json!(null)).unwrap_err();

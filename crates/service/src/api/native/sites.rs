@@ -2,15 +2,15 @@
 //! agents, at `/api/v1/paths`.
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use sterna_net::identity::Fingerprint;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use super::answer::{By, Failed, usage};
-use super::types::{AccessView, AgentView, NewSite, PathList, PathView, Problem, SiteList, SiteView};
+use super::answer::{By, Failed, Refusals, read, usage};
+use super::types::{AccessView, AgentView, NewSite, PathList, PathView, SiteList, SiteView};
 use crate::api::app::App;
+use crate::api::body::{Small, Whole};
 use crate::caller::{Level, Operation};
 use crate::paths::{PathEnds, PathRecord};
 use crate::site::{Site, SiteSettings};
@@ -22,7 +22,8 @@ const AGENTS_MAX: usize = 256;
 #[utoipa::path(
     get,
     path = "/api/v1/sites",
-    responses((status = 200, body = SiteList), (status = 403, body = Problem))
+    operation_id = "list_sites",
+    responses((status = 200, description = "Sites", body = SiteList), Refusals)
 )]
 pub(super) async fn list(By(caller): By, State(app): State<App>) -> Result<Json<SiteList>, Failed> {
     caller.check_level(Operation::Config, Level::Vo)?;
@@ -54,22 +55,19 @@ fn view(app: &App, name: &str, site: &Site) -> SiteView {
 #[utoipa::path(
     put,
     path = "/api/v1/sites/{name}",
+    operation_id = "set_site",
     params(("name" = String, Path, description = "Host of the locations at the site, without a port")),
     request_body = NewSite,
-    responses(
-        (status = 200, body = SiteView),
-        (status = 400, body = Problem),
-        (status = 403, body = Problem),
-    )
+    responses((status = 200, description = "The site", body = SiteView), Refusals)
 )]
 pub(super) async fn set(
     By(caller): By,
     State(app): State<App>,
     Path(name): Path<String>,
-    body: Bytes,
+    Whole(body): Small,
 ) -> Result<Json<SiteView>, Failed> {
     caller.check_level(Operation::Config, Level::All)?;
-    let new: NewSite = serde_json::from_slice(&body).map_err(|e| usage(format!("the site is not understood: {e}")))?;
+    let new: NewSite = read("the site", &body)?;
     if new.agents.is_empty() || new.agents.len() > AGENTS_MAX {
         return Err(usage(format!("{} agents: a site has 1 to {AGENTS_MAX}", new.agents.len())).into());
     }
@@ -88,12 +86,9 @@ pub(super) async fn set(
 #[utoipa::path(
     delete,
     path = "/api/v1/sites/{name}",
+    operation_id = "remove_site",
     params(("name" = String, Path, description = "Host of the locations at the site, without a port")),
-    responses(
-        (status = 204, description = "The site has no agents"),
-        (status = 403, body = Problem),
-        (status = 404, body = Problem),
-    )
+    responses((status = 204, description = "The site has no agents"), Refusals)
 )]
 pub(super) async fn remove(
     By(caller): By,
@@ -113,7 +108,8 @@ pub(super) async fn remove(
 #[utoipa::path(
     get,
     path = "/api/v1/paths",
-    responses((status = 200, body = PathList), (status = 403, body = Problem))
+    operation_id = "list_paths",
+    responses((status = 200, description = "Paths", body = PathList), Refusals)
 )]
 pub(super) async fn paths(By(caller): By, State(app): State<App>) -> Result<Json<PathList>, Failed> {
     caller.check_level(Operation::Config, Level::Vo)?;
