@@ -26,6 +26,9 @@ use crate::credentials::Secret;
 /// Maximum number of redirects of a request. Source: dCache follows 20; real chains have one or two.
 const REDIRECTS_MAX: usize = 10;
 
+/// Maximum number of times that a request which changes nothing is sent again when its connection fails.
+const HARMLESS_REPEATS_MAX: u32 = 2;
+
 /// Maximum bytes of an answer that are read for its text. Reason: error texts are shorter.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 
@@ -228,7 +231,8 @@ impl Client {
     }
 
     /// Sends one request. A connection that was kept may be closed: then a new one is tried, once, if the storage
-    /// cannot have seen the request, or the request changes nothing.
+    /// cannot have seen the request, or the request changes nothing. Such a request has one more try: an XRootD under
+    /// load resets new connections.
     pub async fn exchange(
         &self,
         request: &Request<'_>,
@@ -240,10 +244,10 @@ impl Client {
         // A proxy may be shown to every storage: nobody can use it without its key.
         identity.token = identity.token.filter(|_| route.is_authorized);
         let is_harmless = matches!(body, Payload::Empty) && matches!(request.method, "HEAD" | "GET" | "DELETE");
-        let mut is_fresh = false;
+        let mut tries = 0;
         loop {
             let to = (request.end.scope, route.reach);
-            let mut connection = self.connections.connect(&route.at, &identity, to, is_fresh).await?;
+            let mut connection = self.connections.connect(&route.at, &identity, to, tries > 0).await?;
             let mut head = self.head(request, route, identity.token.as_ref())?;
             prepare(&mut head);
             let sent = connection.sender().try_send_request(head.map(|()| body)).await;
@@ -254,15 +258,14 @@ impl Client {
                 }
                 Err(error) => error,
             };
-            let may_repeat = connection.is_used && !is_fresh;
             body = match error.take_message() {
-                Some(unsent) if may_repeat => unsent.into_body(),
-                None if may_repeat && is_harmless => Payload::Empty,
+                Some(unsent) if connection.is_used && tries == 0 => unsent.into_body(),
+                _ if is_harmless && tries < HARMLESS_REPEATS_MAX => Payload::Empty,
                 _ => {
                     return Err(request.failed(ErrorKind::Unreachable, "no answer").caused_by(error.into_error()));
                 }
             };
-            is_fresh = true;
+            tries += 1;
         }
     }
 
