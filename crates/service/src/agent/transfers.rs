@@ -242,7 +242,7 @@ fn work_of(order: &Order) -> Result<Work, Error> {
     let (address, key, grant) = match &order.other {
         Other::Agent { address, key, grant } => (address, key, grant),
         Other::Web { token } if order.end == End::Destination => {
-            let (source, token) = (WebLocation::parse(&task.source)?, token.clone().map(Secret));
+            let (source, token) = (WebLocation::parse(&http(&task.source))?, token.clone().map(Secret));
             let destination = remote(&task.destination)?.path;
             return Ok(Work::FromWeb { source, token, destination, overwrite, checks, expect });
         }
@@ -277,6 +277,15 @@ fn work_of(order: &Order) -> Result<Work, Error> {
     };
     let grant = SignedGrant::decode(&from_base64(grant)?)?;
     Ok(Work::WithAgent { request: Box::new(request), grant: Box::new(grant) })
+}
+
+/// Returns a location with the scheme of HTTP, if it has that of WebDAV (`dav`, `davs`).
+fn http(location: &str) -> String {
+    match location.split_once("://") {
+        Some(("dav", rest)) => format!("http://{rest}"),
+        Some(("davs", rest)) => format!("https://{rest}"),
+        _ => location.to_owned(),
+    }
 }
 
 fn remote(location: &str) -> Result<RemoteLocation, Error> {
@@ -332,6 +341,17 @@ fn moved(summary: &CopySummary, path: Option<PathFacts>) -> Result<Moved, Error>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn webdav_is_read_as_http() {
+        for (given, expected) in [
+            ("davs://se.example:1094/f", "https://se.example:1094/f"),
+            ("dav://se.example/f", "http://se.example/f"),
+            ("https://se.example/dav://f", "https://se.example/dav://f"),
+        ] {
+            assert_eq!(http(given), expected);
+        }
+    }
 
     #[test]
     fn checksums_name_their_algorithm_in_any_case() {
