@@ -1,4 +1,4 @@
-# make demo    copy real files over an emulated path with a round-trip time of 660 ms
+# make demo    copy real files over an emulated path with a round-trip time of 660 ms, by a command and by the service
 # make test    all checks of CI: format, lints, licences, fuzz smoke test, tests and house style
 # make lint    the checks that run no test
 # make fuzz    fuzz every parser for FUZZ_SECONDS each (default 60)

@@ -86,7 +86,8 @@ service() {
     done
     cut -d' ' -f1-4 "$work/serve.out"
     url=https://$here:8446
-    export STERNA_SERVICE=$url STERNA_STATE=$work/state-service
+    export STERNA_SERVICE=$url STERNA_STATE=$work/state-service X509_CERT_DIR=$work/state-service/service/dev/certificates
+    export X509_USER_CERT=$work/state-service/service/dev/user.pem X509_USER_KEY=$work/state-service/service/dev/user.key
     mkdir -p "$work/site-a"
     for site in b.example a.example; do
         agent=$work/state-agent-$site
@@ -95,11 +96,11 @@ service() {
     done
     echo '$ sterna agent --root /data:ro --service URL                       # at both hosts'
     (on_b "$sterna" agent --root "$work/b:ro" --listen "$STERNA_LAB_B:7374" --service "$url" \
-        --capath "$STERNA_STATE/service/dev/certificates" --state "$work/state-agent-b.example") >"$work/b.out" 2>"$work/b.log" &
+        --capath "$X509_CERT_DIR" --state "$work/state-agent-b.example") >"$work/b.out" 2>"$work/b.log" &
     children+=($!)
     # Host a opens no port: its agent pulls.
     "$sterna" agent --root "$work/site-a" --listen "$here:7375" --reachable-at none --service "$url" \
-        --capath "$STERNA_STATE/service/dev/certificates" --state "$work/state-agent-a.example" >"$work/a.out" 2>"$work/a.log" &
+        --capath "$X509_CERT_DIR" --state "$work/state-agent-a.example" >"$work/a.out" 2>"$work/a.log" &
     children+=($!)
     find "$work/b/files" -type f -printf '%f\n' | python3 -c '
 import json, sys
@@ -109,12 +110,11 @@ pair = lambda name: {"sources": ["sterna://b.example/files/" + name], "destinati
 json.dump({"files": [pair(name) for name in names]}, sys.stdout)' >"$work/bulk.json"
     if [ -x "$client" ]; then
         echo '$ fts-rest-transfer-submit -s URL -f bulk.json                      # the client of FTS3, unchanged'
-        job=$("$client" -s "$url" --capath "$STERNA_STATE/service/dev/certificates" --cert "$STERNA_STATE/service/dev/user.pem" \
-            --key "$STERNA_STATE/service/dev/user.key" -f "$work/bulk.json" | grep -Eo '[0-9a-f-]{36}' | head -n 1)
+        job=$("$client" -s "$url" --capath "$X509_CERT_DIR" --cert "$X509_USER_CERT" --key "$X509_USER_KEY" -f "$work/bulk.json" |
+            grep -Eo '[0-9a-f-]{36}' | head -n 1)
     else
         echo "   (the client of FTS3 is not installed: the native interface takes the job)"
-        job=$(curl --silent --cacert "$(ls "$STERNA_STATE"/service/dev/certificates/*.0)" --cert "$STERNA_STATE/service/dev/user.pem" \
-            --key "$STERNA_STATE/service/dev/user.key" -H 'Content-Type: application/json' --data "@$work/bulk.json" "$url/jobs" |
+        job=$(curl --silent --capath "$X509_CERT_DIR" --cert "$X509_USER_CERT" --key "$X509_USER_KEY" -H 'Content-Type: application/json' --data "@$work/bulk.json" "$url/jobs" |
             grep -Eo '[0-9a-f-]{36}' | head -n 1)
     fi
     echo "\$ sterna watch $job"

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -96,8 +96,9 @@ impl Found {
 
 /// Returns true if the service runs on this host.
 pub fn is_this_host(service: &ServiceUrl) -> bool {
-    let is_loopback = service.host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-    is_loopback || service.host == "localhost" || service.host == host_name()
+    // Only an address of this host can be bound.
+    let is_local = service.host.parse::<IpAddr>().is_ok_and(|address| UdpSocket::bind((address, 0)).is_ok());
+    is_local || service.host == "localhost" || service.host == host_name()
 }
 
 /// Returns the proxy that `voms-proxy-init` makes without other orders. One of another user does not count: every user
