@@ -9,7 +9,7 @@ use sterna_sched::state::{FileState, JobState};
 
 use super::app::{App, Authenticated, status_of};
 use super::description::{Routes, routes};
-use crate::caller::Caller;
+use crate::caller::{Caller, Level, Operation};
 use crate::job::Job;
 use crate::service::now;
 use crate::store::{FileFilter, JobFilter};
@@ -103,6 +103,10 @@ async fn content(app: &App, caller: &Caller) -> Result<Markup, Error> {
         p { (app.service.host()) ", as " (caller.name) }
         h2 { "Links" }
         (links(app))
+        @if caller.level(Operation::Config) >= Level::Vo {
+            h2 { "Sites" }
+            (sites(app))
+        }
         h2 { "Jobs that have not ended" }
         (jobs(&running))
         h2 { "Last failures" }
@@ -143,6 +147,29 @@ fn links(app: &App) -> Markup {
                 }
             }
             @if links.is_empty() { tr { td colspan="7" { "no link has files" } } }
+        } }
+    }
+}
+
+fn sites(app: &App) -> Markup {
+    let (applied, connected) = (app.service.applied(), app.service.agents());
+    html! {
+        div.table { table {
+            tr {
+                th { "site" } th { "agent" } th { "connected" } th { "address" } th class="n" { "transfers" }
+            }
+            @for (name, site) in &applied.sites {
+                @for agent in &site.agents {
+                    @let state = connected.iter().find(|state| state.agent == *agent);
+                    tr {
+                        td { (name) } td.id { (agent.short()) }
+                        td { @if state.is_some() { "yes" } @else { "no" } }
+                        td { @if let Some(address) = state.and_then(|state| state.address.as_ref()) { (address) } }
+                        td class="n" { @if let Some(state) = state { (state.transfers) } }
+                    }
+                }
+            }
+            @if applied.sites.is_empty() { tr { td colspan="5" { "none" } } }
         } }
     }
 }
