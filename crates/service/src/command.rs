@@ -18,7 +18,6 @@ use crate::caller::{Caller, Level, Operation};
 use crate::credentials::Credentials;
 use crate::job::{File, Job, JobOptions, NewFile, NewJob};
 use crate::service::{Service, link_of, now};
-use crate::site::SiteRight;
 use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Submitted};
 
 /// Lowest and highest priority. Source: FTS3.
@@ -32,6 +31,9 @@ pub const FILES_MAX: u64 = 1_000_000;
 
 /// Maximum bytes of a location. Reason: web servers take no longer ones.
 const LOCATION_BYTES_MAX: usize = 8192;
+
+/// Maximum bytes of a checksum with its algorithm. Reason: SHA-512 has 136.
+const CHECKSUM_BYTES_MAX: usize = 256;
 
 /// Reason of a job that its user cancelled. Source: the text of FTS3.
 pub const CANCELLED_BY_USER: &str = "Job canceled by the user";
@@ -149,7 +151,7 @@ impl Service {
         if entries.iter().all(|entry| entry.pairs.is_empty()) {
             return Err(usage("No valid pairs available"));
         }
-        let files = self.files_of_entries(caller, submission.kind, 0, entries)?;
+        let files = self.files_of_entries(caller, submission.kind, (0, &mut None), entries)?;
         if files.len() as u64 > FILES_MAX {
             return Err(usage(format!("{} files: the maximum of a job is {FILES_MAX}", files.len())));
         }
@@ -168,18 +170,22 @@ impl Service {
         }
     }
 
-    /// Returns the files of entries of a job, of which the first has this number.
+    /// Returns the files of entries of a job, of which the first has this number. `reached`: the destination of the hop
+    /// before, in a job of hops.
     ///
     /// Errors: `Usage`; `Denied`, when an endpoint or the caller is banned.
     pub(crate) fn files_of_entries(
         &self,
         caller: &Caller,
         kind: JobKind,
-        first: u64,
+        (first, reached): (u64, &mut Option<String>),
         entries: Vec<Entry>,
     ) -> Result<Vec<NewFile>, Error> {
         let mut files = Vec::with_capacity(entries.len());
         for (number, entry) in (first..).zip(entries) {
+            if kind == JobKind::Hops {
+                check_hop(&entry, reached)?;
+            }
             let is_reserved = kind == JobKind::Hops && number > 0;
             self.add_entry(number, entry, (caller.vo(), is_reserved), &mut files)?;
         }
@@ -189,8 +195,7 @@ impl Service {
         endpoints.dedup();
         self.check_bans(caller, endpoints.into_iter())?;
         for file in &files {
-            self.check_site(caller, (&file.source_endpoint, &file.source), SiteRight::Read)?;
-            self.check_site(caller, (&file.destination_endpoint, &file.destination), SiteRight::Write)?;
+            self.check_sites(caller.vo(), file)?;
         }
         Ok(files)
     }
@@ -236,6 +241,10 @@ impl Service {
         let mut links: Vec<Link> = Vec::with_capacity(entry.pairs.len());
         for pair in &entry.pairs {
             links.push(link_of(&endpoint_of(&pair.source)?, &endpoint_of(&pair.destination)?));
+        }
+        if let Some(checksum) = entry.checksum.as_ref().filter(|checksum| checksum.len() > CHECKSUM_BYTES_MAX) {
+            let text = format!("a checksum of {} bytes: the maximum is {CHECKSUM_BYTES_MAX}", checksum.len());
+            return Err(usage(text));
         }
         let activity = entry.activity.clone().unwrap_or_else(|| ACTIVITY_DEFAULT.to_owned());
         let best = match links.len() {
@@ -414,6 +423,19 @@ impl Service {
         }
         self.store().jobs(filter).await
     }
+}
+
+/// Checks that a hop has one source, which is the destination of the hop before: its copy there may be deleted.
+fn check_hop(entry: &Entry, reached: &mut Option<String>) -> Result<(), Error> {
+    let [pair] = entry.pairs.as_slice() else {
+        return Err(usage("a hop has one source and one destination"));
+    };
+    if let Some(end) = reached.as_ref().filter(|end| **end != pair.source) {
+        let start = &pair.source;
+        return Err(usage(format!("Hops must be consecutive: one ends at {end}, and the next starts at {start}")));
+    }
+    *reached = Some(pair.destination.clone());
+    Ok(())
 }
 
 fn no_job(id: &str) -> Error {

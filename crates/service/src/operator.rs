@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::caller::{Caller, Level, Operation};
 use crate::command::{AGENTS, endpoint_of, site_of};
-use crate::job::File;
+use crate::job::{File, NewFile};
 use crate::service::{Service, link_of, now};
 use crate::settings::{
     ActivitySettings, Applied, Ban, BanKind, EndpointSettings, Grant, LinkSettings, ShareSettings, UserBan, VoSettings,
@@ -198,22 +198,21 @@ impl Service {
         self.set(caller, kind::SITE, name, value, "set-site").await
     }
 
-    /// Checks that the virtual organisations of a caller may use a location. Errors: `Denied`.
-    pub(crate) fn check_site(
-        &self,
-        caller: &Caller,
-        (endpoint, location): (&str, &str),
-        right: SiteRight,
-    ) -> Result<(), Error> {
+    /// Checks that a virtual organisation may use both ends of a file. Errors: `Denied`.
+    pub(crate) fn check_sites(&self, vo: &str, file: &NewFile) -> Result<(), Error> {
+        self.check_site(vo, (&file.source_endpoint, &file.source), SiteRight::Read)?;
+        self.check_site(vo, (&file.destination_endpoint, &file.destination), SiteRight::Write)
+    }
+
+    fn check_site(&self, vo: &str, (endpoint, location): (&str, &str), right: SiteRight) -> Result<(), Error> {
         let applied = self.applied();
         let Some(site) = site_of(endpoint).and_then(|site| applied.sites.get(site)) else { return Ok(()) };
         let path = location.strip_prefix(AGENTS).and_then(|rest| rest.split_once('/')).map_or("", |(_, path)| path);
-        if site.allows(&caller.vos, path, right) {
+        if site.allows(vo, path, right) {
             return Ok(());
         }
         let what = if right == SiteRight::Read { "read" } else { "write" };
-        let text =
-            format!("{} may not {what} {location}: an operator can allow it (`sterna config site`)", caller.vo());
+        let text = format!("{vo} may not {what} {location}: an operator can allow it (`sterna config site`)");
         Err(Error::new(ErrorKind::Denied, Scope::Client, Phase::Prepare, text))
     }
 

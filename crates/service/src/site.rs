@@ -54,10 +54,10 @@ impl From<SiteSettings> for Site {
 }
 
 impl Site {
-    /// Returns true if members of these virtual organisations have a right to a file path.
-    pub fn allows(&self, vos: &[String], path: &str, right: SiteRight) -> bool {
+    /// Returns true if a virtual organisation has a right to a file path.
+    pub fn allows(&self, vo: &str, path: &str, right: SiteRight) -> bool {
         let is_granted =
-            |access: &SiteAccess| access.right >= right && vos.contains(&access.vo) && is_beneath(path, &access.path);
+            |access: &SiteAccess| access.right >= right && access.vo == vo && is_beneath(path, &access.path);
         self.access.is_empty() || self.access.iter().any(is_granted)
     }
 }
@@ -98,9 +98,9 @@ mod tests {
             ("cms", "data/f", false, false),
             ("lhcb", "data/atlas/f", false, false),
         ] {
-            let may = |right| site.allows(&["x".to_owned(), vo.to_owned()], path, right);
+            let may = |right| site.allows(vo, path, right);
             assert_eq!((may(SiteRight::Read), may(SiteRight::Write)), (reads, writes), "{vo} {path}");
         }
-        assert!(Site::default().allows(&[], "any/../where", SiteRight::Write), "no access is given: everybody");
+        assert!(Site::default().allows("x", "any/../where", SiteRight::Write), "no access is given: everybody");
     }
 }

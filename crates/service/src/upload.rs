@@ -32,6 +32,8 @@ pub struct Upload {
     idempotency_key: Option<String>,
     /// Numbers of entries and of files so far.
     entries: u64,
+    /// Destination of the last hop.
+    reached: Option<String>,
     files: u64,
     is_complete: bool,
 }
@@ -43,7 +45,8 @@ impl Upload {
         let entries = std::mem::take(&mut submission.entries);
         let (kind, idempotency_key) = (submission.kind, submission.idempotency_key.clone());
         let count = entries.len() as u64;
-        let files = service.files_of_entries(&caller, kind, 0, entries)?;
+        let mut reached = None;
+        let files = service.files_of_entries(&caller, kind, (0, &mut reached), entries)?;
         check_files(files.len() as u64)?;
         let job = service.new_job(&caller, submission);
         // From here on the job may be in the store, even if nobody waits for the answer any more.
@@ -55,6 +58,7 @@ impl Upload {
             kind,
             idempotency_key,
             entries: count,
+            reached,
             files: files.len() as u64,
             is_complete: false,
         };
@@ -95,7 +99,8 @@ impl Upload {
 
     fn files_of(&mut self, entries: Vec<Entry>) -> Result<Vec<NewFile>, Error> {
         let count = entries.len() as u64;
-        let files = self.service.files_of_entries(&self.caller, self.kind, self.entries, entries)?;
+        let files =
+            self.service.files_of_entries(&self.caller, self.kind, (self.entries, &mut self.reached), entries)?;
         self.entries += count;
         self.files += files.len() as u64;
         check_files(self.files).map(|()| files)

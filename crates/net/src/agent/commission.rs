@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::session::{
-    ActiveEnd, Answer, DeleteDirectories, DigestQuery, Hello, ListOptions, Overwrite, Query, Request, SignedGrant,
-    ThirdParty,
+    ActiveEnd, Answer, DeleteDirectories, DigestQuery, Hello, ListOptions, ListedKind, Overwrite, Query, Request,
+    SignedGrant, ThirdParty,
 };
 use sterna_proto::web::{WebLocation, canonical_host};
 use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, Location, Phase, Scope};
@@ -74,6 +74,14 @@ pub enum WebServers {
 }
 
 impl WebServers {
+    /// Returns the hosts; `None`: any.
+    fn hosts(&self) -> Option<Vec<String>> {
+        match self {
+            Self::Any => None,
+            Self::These(hosts) => Some(hosts.clone()),
+        }
+    }
+
     /// Checks that a server is allowed. Errors: `Denied`.
     fn check(&self, source: &WebLocation) -> Result<(), Error> {
         let host = canonical_host(source.host());
@@ -143,6 +151,7 @@ impl Shared {
                 let spec = CopySpec {
                     granted,
                     web_token: token.map(TokenSource::Given),
+                    web_hosts: self.web.hosts(),
                     overwrite,
                     checks,
                     expect,
@@ -196,6 +205,27 @@ impl Commission {
         let reason = outcome.as_ref().err().map(|failure| failure.error.chain());
         self.log.end(&progress, reason.as_deref());
         outcome
+    }
+
+    /// Checks the end at this agent: a copy moves one file to one name. Errors: `Usage`, if the source is no single file;
+    /// `Exists`, if the destination is a directory.
+    pub fn check_own_end(&self, cancel: &Cancel) -> Result<(), Error> {
+        let is_source = matches!(self.spec.granted, Some(Granted::Sources(_)));
+        let mut found = Lister::new(self.place.clone(), ListOptions::new(Some(0)), cancel.clone());
+        let (first, more) = (found.next(), found.next());
+        match (first, is_source) {
+            (Some(Answer::Listed(listed)), true) if listed.kind == ListedKind::File && more.is_none() => Ok(()),
+            (Some(Answer::Listed(_)), true) => {
+                let text = "the source is no single file: a transfer moves one file";
+                Err(Error::new(ErrorKind::Usage, Scope::Source, Phase::Prepare, text))
+            }
+            (Some(Answer::Listed(listed)), false) if listed.kind == ListedKind::Directory => {
+                let text = "the destination is a directory: a transfer needs the name of the file";
+                Err(Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, text))
+            }
+            // The copy reports what is missing.
+            _ => Ok(()),
+        }
     }
 
     /// Deletes the source after the copy. Errors: `Denied`; of the storage.

@@ -294,6 +294,7 @@ pub(super) fn web_options(options: &CopySpec) -> WebOptions {
         authority: options.web_authority.clone(),
         // A copy for others has none of the passwords of this user.
         uses_netrc: options.granted.is_none(),
+        hosts: options.web_hosts.clone(),
         connections: lane_count(options).value,
         patience: options.linger,
         is_expected: options.expect.is_some(),

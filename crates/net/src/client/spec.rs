@@ -71,6 +71,8 @@ pub struct CopySpec {
     pub linger: Duration,
     /// Source of the bearer token for a web server.
     pub web_token: Option<TokenSource>,
+    /// Hosts of web servers to which redirects may lead; `None`: all.
+    pub web_hosts: Option<Vec<String>>,
     /// File with certificates of authorities that are accepted for web servers, in addition to the authorities of this
     /// host.
     pub web_authority: Option<PathBuf>,
@@ -111,6 +113,7 @@ impl CopySpec {
             dry_run: false,
             linger: LINGER_DEFAULT,
             web_token: None,
+            web_hosts: None,
             web_authority: None,
             follow: None,
             disposition: None,

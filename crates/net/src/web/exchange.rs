@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sterna_proto::limit::WebSample;
 use sterna_proto::session::LaneId;
-use sterna_proto::web::WebLocation;
+use sterna_proto::web::{WebLocation, canonical_host};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope, Setting};
 use ureq::http::{Response, header};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
@@ -144,6 +144,8 @@ pub(super) struct Exchange {
     observer: Arc<dyn Observer>,
     /// True if the user gave a digest of the file; the file may then be an HTML page.
     is_expected: bool,
+    /// Hosts to which redirects may lead, in their canonical form; `None`: all.
+    hosts_allowed: Option<Vec<String>>,
     /// True if the user gave an authority in addition to those of this host.
     has_authority: bool,
     patience: Duration,
@@ -207,6 +209,7 @@ impl Exchange {
             },
             observer,
             is_expected: options.is_expected,
+            hosts_allowed: options.hosts.as_ref().map(|hosts| hosts.iter().map(|host| canonical_host(host)).collect()),
             has_authority: options.authority.is_some(),
             patience: options.patience,
             received: Arc::default(),
@@ -276,6 +279,7 @@ impl Exchange {
                 301 | 302 | 303 | 307 | 308 => {
                     body.read_past();
                     at = redirected(&at, &reply)?;
+                    self.check_host(ask.named, &at)?;
                 }
                 401 if !is_renewed && authorization.as_deref().is_some_and(|sent| self.secrets.renew(sent)) => {
                     body.read_past();
@@ -336,6 +340,18 @@ impl Exchange {
     }
 
     /// Returns the fault for a status that brings no data.
+    /// Checks that a redirect leads to a host that is allowed.
+    fn check_host(&self, named: &WebLocation, at: &WebLocation) -> Result<(), Fault> {
+        let host = canonical_host(at.host());
+        match &self.hosts_allowed {
+            Some(hosts) if !hosts.contains(&host) => {
+                let text = format!("GET {named}: a redirect to {host}, which is not allowed here (--web {host})");
+                Err(Fault::never(ErrorKind::Denied, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn refused(&self, named: &WebLocation, at: &WebLocation, reply: &Reply) -> Fault {
         let status = reply.status;
         let reason = ureq::http::StatusCode::from_u16(status).ok().and_then(|code| code.canonical_reason());

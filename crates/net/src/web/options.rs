@@ -12,6 +12,8 @@ pub struct WebOptions {
     pub token: Option<TokenSource>,
     /// True if a name and password of `~/.netrc` may be sent, without a token.
     pub uses_netrc: bool,
+    /// Hosts to which redirects may lead; `None`: all.
+    pub hosts: Option<Vec<String>>,
     /// File with certificates of authorities that are trusted in addition to those of this host.
     pub authority: Option<PathBuf>,
     /// Most requests that each server gets at once.

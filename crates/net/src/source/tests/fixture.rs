@@ -77,6 +77,7 @@ impl Fixture {
                 let options = WebOptions {
                     token: None,
                     uses_netrc: true,
+                    hosts: None,
                     authority: None,
                     connections: 4,
                     patience,
