@@ -206,16 +206,19 @@ impl Keeper {
         self.check_lease();
     }
 
-    fn check_lease(&mut self) {
-        if self.lease.is_some_and(|since| since.elapsed() >= LEASE) {
+    /// Ends transfers when their lease is over. Returns true if it did.
+    fn check_lease(&mut self) -> bool {
+        let is_over = self.lease.is_some_and(|since| since.elapsed() >= LEASE);
+        if is_over {
             warn!("the service has not answered for {} s: transfers for it stop", LEASE.as_secs());
             self.transfers.drop_all();
             self.lease = None;
         }
+        is_over
     }
 
     /// Connects and sends the hello.
-    async fn connect(&self) -> Result<Connected, Error> {
+    async fn connect(&mut self) -> Result<Connected, Error> {
         let HostPort { host, port } = &self.options.service;
         let connect = async {
             let tcp = TcpStream::connect((host.as_str(), *port)).await.map_err(|e| failed("connect").caused_by(e))?;
@@ -225,7 +228,9 @@ impl Keeper {
             let name = ServerName::try_from(host.clone());
             let name = name.map_err(|e| failed(format!("the host {host}")).caused_by(e))?;
             let tls = TlsConnector::from(Arc::clone(&self.options.tls));
-            let tls = tls.connect(name, tcp).await.map_err(|e| failed("TLS handshake").caused_by(e))?;
+            let tls = tls.connect(name, tcp).await;
+            let text = "TLS handshake (the authorities of --capath count)";
+            let tls = tls.map_err(|e| failed(text).caused_by(e))?;
             let url = format!("wss://{}{PATH}", self.options.service);
             let limits = WebSocketConfig::default()
                 .max_message_size(Some(MESSAGE_BYTES_MAX))
@@ -237,6 +242,7 @@ impl Keeper {
         let connected = timeout(CONNECT_TIME_MAX, connect).await;
         let (socket, address, local) =
             connected.map_err(|_| failed(format!("no connection within {} s", CONNECT_TIME_MAX.as_secs())))??;
+        self.check_lease();
         let hello = FromAgent::Hello(Hello {
             release: env!("CARGO_PKG_VERSION").to_owned(),
             run: self.run,
@@ -281,6 +287,9 @@ impl Keeper {
             let turn = tokio::select! {
                 received = connected.socket.next() => match received {
                     None => Err(failed("the service has closed the connection")),
+                    Some(Err(tungstenite::Error::Io(e))) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                        Err(failed("the service has closed the connection"))
+                    }
                     Some(Err(e)) => Err(failed("receive").caused_by(e)),
                     Some(Ok(message)) => self.handle(&mut connected, message),
                 },
@@ -324,14 +333,20 @@ impl Keeper {
             (ToAgent::Run(order), Some(service)) => self.transfers.start(service, *order),
             (ToAgent::Run(_), None) => return Err(Error::protocol("an order before the welcome")),
             (ToAgent::Cancel { key }, _) => self.transfers.cancel(key),
-            (ToAgent::Recorded { key }, _) => self.transfers.handle_recorded(key),
+            (ToAgent::Recorded { key, is_accepted }, _) => {
+                connected.sent.remove(&key);
+                self.transfers.handle_recorded(key, is_accepted);
+            }
             (ToAgent::Unknown, _) => {}
         }
         Ok(())
     }
 
     async fn handle_tick(&mut self, connected: &mut Connected) -> Result<(), Error> {
-        self.check_lease();
+        if self.check_lease() {
+            // The hello of this connection named these transfers as under way. The next one does not.
+            return Err(failed("the lease of the transfers is over"));
+        }
         if connected.heard.elapsed() >= SILENCE_MAX {
             return Err(failed(format!("nothing has arrived for {} s", SILENCE_MAX.as_secs())));
         }

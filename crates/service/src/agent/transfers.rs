@@ -49,7 +49,15 @@ struct Running {
 struct State {
     running: BTreeMap<Key, Running>,
     /// Ends that the service has not recorded.
-    ended: BTreeMap<Key, FromAgent>,
+    ended: BTreeMap<Key, Ended>,
+}
+
+/// End of a transfer.
+struct Ended {
+    /// Report.
+    report: FromAgent,
+    /// Copy whose source is deleted when the service has accepted the end: until then, it may start the transfer again.
+    deletes: Option<Commission>,
 }
 
 /// Transfers of this agent.
@@ -95,7 +103,7 @@ impl Transfers {
 
     /// Returns the ends that the service has not recorded.
     pub(super) fn ends(&self) -> Vec<(Key, FromAgent)> {
-        self.state.lock().ended.iter().map(|(key, ended)| (*key, ended.clone())).collect()
+        self.state.lock().ended.iter().map(|(key, ended)| (*key, ended.report.clone())).collect()
     }
 
     /// Returns the bytes of transfers that have changed since the last call.
@@ -110,9 +118,20 @@ impl Transfers {
             .collect()
     }
 
-    /// Forgets an end that the service has recorded.
-    pub(super) fn handle_recorded(&self, key: Key) {
-        self.state.lock().ended.remove(&key);
+    /// Forgets an end that the service has recorded. Deletes the source of a file that has arrived, if it is a copy
+    /// between hops.
+    pub(super) fn handle_recorded(&self, key: Key, is_accepted: bool) {
+        let ended = self.state.lock().ended.remove(&key);
+        let Some(commission) = ended.and_then(|ended| ended.deletes).filter(|_| is_accepted) else { return };
+        let delete = move || {
+            if let Err(error) = commission.delete_source() {
+                // The file has arrived; the copy in between only takes room.
+                warn!("delete the copy between two hops: {}", error.chain());
+            }
+        };
+        if let Err(e) = thread::Builder::new().name("delete".to_owned()).spawn(delete) {
+            warn!("start a thread that deletes the copy between two hops: {e}");
+        }
     }
 
     /// Stops a transfer. Its end is reported.
@@ -166,24 +185,27 @@ impl Transfers {
     }
 
     /// Records the end of a transfer.
-    fn end(&self, key: Key, outcome: Result<Moved, Error>) {
-        let (moved, failure) = match outcome {
-            Ok(moved) => (moved, None),
-            Err(error) => (Moved::default(), Some(Failure::from(&error))),
+    fn end(&self, key: Key, outcome: Result<(Moved, Option<Commission>), Error>) {
+        let (moved, failure, deletes) = match outcome {
+            Ok((moved, deletes)) => (moved, None, deletes),
+            Err(error) => (Moved::default(), Some(Failure::from(&error)), None),
         };
         let mut state = self.state.lock();
         if state.running.remove(&key).is_some_and(|running| !running.is_dropped) {
-            state.ended.insert(key, FromAgent::Ended { key, moved, failure });
+            let report = FromAgent::Ended { key, moved, failure };
+            state.ended.insert(key, Ended { report, deletes });
         }
         drop(state);
         self.ended.notify_one();
         self.idle.notify_all();
     }
 
-    fn run(&self, service: Service, order: &Order, cancel: &Cancel) -> Result<Moved, Error> {
+    /// Runs a transfer. Returns its copy too, if the source is to be deleted.
+    fn run(&self, service: Service, order: &Order, cancel: &Cancel) -> Result<(Moved, Option<Commission>), Error> {
         let (task, key) = (&order.task, Key::of(&order.task));
         let spec = CommissionSpec { service: service.key, from: service.address, work: work_of(order)? };
         let commission = self.agent.commission(spec)?;
+        commission.check_own_end(cancel)?;
         let (started, is_late) = (Instant::now(), AtomicBool::new(false));
         let time_max = task.options.timeout_s.map(|seconds| Duration::from_secs(u64::from(seconds)));
         let facts = Mutex::new(PathFacts::default());
@@ -208,14 +230,8 @@ impl Transfers {
             Err(error) if error.kind == ErrorKind::Exists && task.is_repeated() => compare(&commission, cancel, error),
             outcome => outcome,
         };
-        if outcome.is_ok()
-            && task.deletes_source
-            && let Err(error) = commission.delete_source()
-        {
-            // The file has arrived; the copy in between only takes room.
-            warn!("delete {} after the next hop: {}", task.source, error.chain());
-        }
-        outcome
+        let moved = outcome?;
+        Ok((moved, Some(commission).filter(|_| task.deletes_source)))
     }
 }
 

@@ -15,12 +15,16 @@ use tracing::{info, warn};
 use super::placement::Placement;
 use super::{Runner, cancelled};
 use crate::command::site_of;
-use crate::job::{File, Moved, Task};
+use crate::job::{Failure, File, Moved, Task};
 use crate::paths::PathEnds;
 use crate::service::{AgentState, Running, now};
 use crate::settings::{kind, read};
 use crate::store::{Change, Changed, Event};
 use crate::worker::{Assignment, Connection, End, Key, Order, Other, ToAgent, Unpaired, to_base64};
+
+/// Maximum number of starts of a file whose agents were lost. Reason: a file that ends its agents must not go on for
+/// ever, and agents that are restarted every day must not fail a file that waits for weeks.
+const LOST_STARTS_MAX: u32 = 100;
 
 /// Time for which a grant starts sessions, in seconds. Reason: an agent starts its session at once, and a restarted one
 /// of a long transfer soon after. A transfer whose grant has expired gets another one with its next attempt.
@@ -85,7 +89,9 @@ impl Runner {
     }
 
     /// Returns the order for a transfer. Errors: `Usage`, for a location that agents do not understand.
-    pub(super) fn order(&self, task: Task, assignment: &Assignment) -> Result<Order, Error> {
+    pub(super) fn order(&self, mut task: Task, assignment: &Assignment) -> Result<Order, Error> {
+        // Only replies of FTS3 need them.
+        task.options.fts.clear();
         let Assignment { agent, end, peer, .. } = assignment;
         let Some(peer) = peer else {
             let secret = match end {
@@ -182,19 +188,30 @@ impl Runner {
         }
         warn!("{} transfers of agents that are away or were restarted start again", lost.len());
         let at = now();
+        let lost_too_often = || {
+            let text = format!("its agents were lost {LOST_STARTS_MAX} times while they ran it");
+            Failure::from(&Error::new(ErrorKind::Internal, Scope::Service, Phase::Transfer, text))
+        };
+        let what = |file: &File| match file.starts.saturating_sub(file.failures) > LOST_STARTS_MAX {
+            true => Event::Fails { failure: lost_too_often(), moved: file.moved.clone(), successor: None },
+            false => Event::Retries { failure: None, moved: file.moved.clone(), not_before: at },
+        };
         let again = |running: &Running| Change {
             file: running.file.number,
             from: FileState::Active,
             of_worker: Some(running.worker.to_string()),
-            what: Event::Retries { failure: None, moved: running.file.moved.clone(), not_before: at },
+            what: what(&running.file),
             at,
         };
         let changed = self.change(lost.iter().map(again).collect()).await;
         for (running, changed) in lost.iter().zip(changed) {
             running.assignment.iter().for_each(|assignment| self.agents.release(assignment));
             self.free(running.file.number, &cancelled());
-            if let Changed::Done { file, .. } = changed {
-                self.queue(std::slice::from_ref(&file));
+            if let Changed::Done { file, waiting, .. } = changed {
+                self.queue(&waiting);
+                if file.state == FileState::Waiting {
+                    self.queue(std::slice::from_ref(&file));
+                }
             }
         }
     }

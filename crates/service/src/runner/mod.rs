@@ -383,11 +383,13 @@ impl Runner {
         let worker = placement.worker().unwrap_or_else(|| self.embedded.name());
         let (worker, key) = (Arc::clone(worker), Key::of(&task));
         let assignment = placement.assignment().cloned();
+        // An operator may have changed the access since the submission.
+        let allowed = self.service.check_sites(&file.vo, &file.new);
         let running = Running { file, options, worker, assignment, bytes: 0, is_cancelled: false, has_moved: false };
         self.service.shared.running.lock().insert(running.file.number, running);
         let failure = match placement {
             Placement::Embedded => return self.embedded.start(task),
-            Placement::Agents(assignment) => match self.order(task, &assignment) {
+            Placement::Agents(assignment) => match allowed.and_then(|()| self.order(task, &assignment)) {
                 Ok(order) => return self.agents.send(&assignment.worker, ToAgent::Run(Box::new(order))),
                 Err(error) => (assignment.worker, error),
             },
@@ -447,13 +449,13 @@ impl Runner {
                 Report::Progress(transfers) => self.handle_progress(&worker, transfers),
                 Report::Ended { key, moved, failure } => match self.take_running(&worker, key) {
                     Some(running) if running.has_moved && failure.is_some() => {
-                        self.agents.send(&worker, ToAgent::Recorded { key });
+                        self.agents.send(&worker, ToAgent::Recorded { key, is_accepted: false });
                         // It counts no more.
                         lost.push(Running { assignment: None, ..running });
                     }
                     Some(running) => ended.push(Ended { key, running, moved, failure }),
                     // It was given to another worker, or ended long ago.
-                    None => self.agents.send(&worker, ToAgent::Recorded { key }),
+                    None => self.agents.send(&worker, ToAgent::Recorded { key, is_accepted: false }),
                 },
                 Report::Connected(connection) => lost.extend(self.handle_connected(&worker, *connection)),
                 Report::Disconnected(connection) => {
@@ -498,7 +500,8 @@ impl Runner {
         }
         let changed = self.change(changes).await;
         for (Ended { key, running, moved, failure }, changed) in ended.iter().zip(changed) {
-            self.agents.send(&running.worker, ToAgent::Recorded { key: *key });
+            let is_accepted = failure.is_none() && matches!(changed, Changed::Done { .. });
+            self.agents.send(&running.worker, ToAgent::Recorded { key: *key, is_accepted });
             self.handle_end(running, moved, failure.as_ref());
             if let Changed::Done { file, waiting, job } = changed {
                 if let Some(state) = job.filter(|state| state.is_final()) {

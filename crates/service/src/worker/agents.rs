@@ -118,7 +118,11 @@ impl Agents {
         let is_earlier =
             |(name, other): (&Arc<str>, &Worker)| (other.agent == agent && name != worker).then(|| Arc::clone(name));
         let earlier: Vec<Arc<str>> = self.workers.iter().filter_map(is_earlier).collect();
-        earlier.iter().for_each(|name| drop(self.workers.remove(name)));
+        for name in &earlier {
+            if self.workers.remove(name).is_some_and(|worker| matches!(worker.link, Link::Up(_))) {
+                tracing::warn!("the agent {agent} was restarted, or two agents use this key and replace each other");
+            }
+        }
         let known = self.workers.entry(Arc::clone(worker));
         let known = known.or_insert_with(|| Worker { agent, link: Link::Down(Instant::now()), load: 0 });
         known.link = Link::Up(connection);
@@ -207,7 +211,10 @@ impl Agents {
         if !self.has_any(destinations) {
             return Err(Unpaired::Absent(End::Destination));
         }
-        let (to, destination, destination_up) = self.least(destinations, Some(source.agent)).ok_or(Unpaired::Same)?;
+        let (to, destination, destination_up) = self.least(destinations, Some(source.agent)).ok_or_else(|| {
+            let has_others = sources.iter().chain(destinations).any(|agent| *agent != source.agent);
+            if has_others { Unpaired::Absent(End::Destination) } else { Unpaired::Same }
+        })?;
         let way = |worker: &Arc<str>, agent, end, other: &Arc<str>, of_other, address: &Option<String>| {
             let peer = Peer { worker: Arc::clone(other), agent: of_other, address: address.clone()? };
             Some(Assignment { worker: Arc::clone(worker), agent, end, peer: Some(peer) })

@@ -27,8 +27,8 @@ pub const PING_EVERY: Duration = Duration::from_secs(5);
 pub const LEASE: Duration = Duration::from_secs(60);
 
 /// Time after the last sign of an agent at which its transfers start elsewhere. Reason: the agent stops them at
-/// [`LEASE`], and the end of a copy takes a few seconds.
-pub const RECLAIM_AFTER: Duration = Duration::from_secs(75);
+/// [`LEASE`], or up to [`SILENCE_MAX`] later while it connects; the end of a copy takes a few seconds.
+pub const RECLAIM_AFTER: Duration = Duration::from_secs(90);
 
 /// Maximum bytes of a message. Reason: an order has two locations of 8 kB and the data of the user; 10,000 reports of
 /// progress have 300 kB.
@@ -159,6 +159,9 @@ pub enum ToAgent {
     Recorded {
         /// Start.
         key: Key,
+        /// The file has arrived by this start. Otherwise it failed, was cancelled, or was given to another worker.
+        #[serde(default)]
+        is_accepted: bool,
     },
     /// A message of a later release.
     #[serde(other)]
@@ -207,7 +210,9 @@ mod tests {
         };
         let other = Other::Agent { address: "b:7373".to_owned(), key: "x".to_owned(), grant: "y".to_owned() };
         let order = Order { task, end: End::Source, other };
-        for message in [ToAgent::Run(Box::new(order)), ToAgent::Cancel { key }, ToAgent::Recorded { key }] {
+        for message in
+            [ToAgent::Run(Box::new(order)), ToAgent::Cancel { key }, ToAgent::Recorded { key, is_accepted: true }]
+        {
             let text = encode(&message).unwrap();
             assert_eq!(decode::<ToAgent>(&text).unwrap(), message, "{text}");
         }
