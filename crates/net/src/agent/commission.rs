@@ -207,8 +207,9 @@ impl Commission {
         outcome
     }
 
-    /// Checks the end at this agent: a copy moves one file to one name. Errors: `Usage`, if the source is no single file;
-    /// `Exists`, if the destination is a directory.
+    /// Checks the end at this agent: a copy moves one file to one name.
+    ///
+    /// Errors: `Usage`, if the source is no single file; `Exists`, if the destination is a directory.
     pub fn check_own_end(&self, cancel: &Cancel) -> Result<(), Error> {
         let is_source = matches!(self.spec.granted, Some(Granted::Sources(_)));
         let mut found = Lister::new(self.place.clone(), ListOptions::new(Some(0)), cancel.clone());
