@@ -39,15 +39,15 @@ use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, PublicKe
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::lister::QueryPlace;
 use crate::session::{
-    ALIVE_EVERY, End, JoinedLane, Observer, Receiver, ReceiverOptions, SESSION_OVER, Sender, SessionSink, all_within,
-    close_all, cut_all, spawn_feeder,
+    ALIVE_EVERY, End, Expected, JoinedLane, Observer, Receiver, ReceiverOptions, SESSION_OVER, Sender, SessionSink,
+    all_within, close_all, cut_all, spawn_feeder,
 };
 use crate::sink::{Discard, Place};
 use crate::source::{Generated, Roots, SourcePlace};
 use crate::wake::Wake;
 
 use self::claim::Claim;
-pub use self::commission::{Commission, CommissionSpec, WebServers, Work};
+pub use self::commission::{Commission, CommissionSpec, FileEnd, WebServers, Work};
 use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
 use self::log::{ONLY_ROOT, SessionLog};
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
@@ -563,19 +563,18 @@ impl Shared {
         let peer = *peer;
         let log = || Arc::new(SessionLog::start(&self.log, (&peer, id), from, hello, self.linger));
         match request {
-            Request::Push { several, overwrite, checks, expect, dry_run, .. } => {
-                let places = self.places(request, grant)?;
-                let place = places.first().ok_or_else(|| crate::internal("a push to no place"))?;
-                let sources = if *several { Sources::Many } else { Sources::One };
+            Request::Push { several, overwrite, checks, expect, dry_run, targets, .. } => {
                 // A refused request logs the line of the refusal, and no session.
-                let destination = Destination::resolve(&place.root, &place.pattern, sources)?;
+                let (root, paths) = one_root(self.places(request, grant)?)?;
+                let destination = destination_of(&root, &paths, *several, !targets.is_empty())?;
+                let expect = if targets.is_empty() { (*expect).into() } else { Expected::of_targets(targets) };
                 destination.set_history(self.history.begin(peer));
                 let (agent, log) = (Arc::downgrade(self), log());
                 let receiver = Receiver::start(
                     ReceiverOptions {
                         overwrite: *overwrite,
                         checks: *checks,
-                        expect: *expect,
+                        expect,
                         dry_run: *dry_run,
                         linger: self.linger,
                         on_busy: Box::new(move |place| {
@@ -587,12 +586,16 @@ impl Shared {
                 )?;
                 Ok(Started { end: Arc::clone(&receiver) as Arc<dyn End>, receiver: Some(receiver), log, runner: None })
             }
-            Request::Pull { dry_run, compress, on_demand, .. } => {
+            Request::Pull { dry_run, compress, on_demand, numbered, .. } => {
                 let (log, pool) = (log(), Arc::clone(&self.pool));
                 let observer = Arc::clone(&log) as Arc<dyn Observer>;
                 let places = self.places(request, grant)?;
-                let places = if *on_demand { Roots::on_demand(places) } else { Roots::new(places) };
-                let end = Sender::start(places, self.linger, *dry_run, Arc::default(), *compress, pool, observer)?;
+                let source = match (*on_demand, *numbered) {
+                    (true, _) => Roots::on_demand(places),
+                    (false, true) => Roots::numbered(places),
+                    (false, false) => Roots::new(places),
+                };
+                let end = Sender::start(source, self.linger, *dry_run, Arc::default(), *compress, pool, observer)?;
                 Ok(Started { end, receiver: None, log, runner: None })
             }
             Request::ThirdParty(copy) => {
@@ -640,14 +643,11 @@ impl Shared {
     /// Returns the places of a copy at this agent: its destination, or its sources. Queries and probes have none of
     /// them. Errors: the grant does not allow one of them.
     fn places(&self, request: &Request, grant: &Grant) -> Result<Vec<SourcePlace>, Error> {
-        let place = |path: &[u8], needed| {
-            let (root, rest) = self.root_of(path, grant, needed)?;
-            // A request for a whole named root uses the name of the root as the name of the directory.
-            let whole = last_name(path).filter(|_| rest.iter().all(|&b| b == b'/'));
-            let name = whole.map(RelPath::new).transpose()?;
-            Ok(SourcePlace { root, pattern: rest.to_vec(), name })
-        };
+        let place = |path: &[u8], needed| self.place(path, grant, needed);
         match request {
+            Request::Push { targets, .. } if !targets.is_empty() => {
+                targets.iter().map(|target| place(&target.path, Rights::ReadWrite)).collect()
+            }
             Request::Push { destination, .. } => Ok(vec![place(destination, Rights::ReadWrite)?]),
             Request::Pull { sources, .. } => sources.iter().map(|source| place(source, Rights::Read)).collect(),
             Request::ThirdParty(copy) => match copy.active {
@@ -656,6 +656,15 @@ impl Shared {
             },
             Request::Query(_) | Request::Probe(_) => Ok(Vec::new()),
         }
+    }
+
+    /// Returns the place of a path. Errors: as [`Self::root_of`].
+    fn place(&self, path: &[u8], grant: &Grant, needed: Rights) -> Result<SourcePlace, Error> {
+        let (root, rest) = self.root_of(path, grant, needed)?;
+        // A request for a whole named root uses the name of the root as the name of the directory.
+        let whole = last_name(path).filter(|_| rest.iter().all(|&b| b == b'/'));
+        let name = whole.map(RelPath::new).transpose()?;
+        Ok(SourcePlace { root, pattern: rest.to_vec(), name })
     }
 
     /// Checks the right to a probe: a probe is about no file, and any right to read is enough. Errors: there is none.
@@ -764,6 +773,25 @@ struct AgentSink<'a> {
 const GRANTED_BY: &str = "the operator of the agent can grant it";
 
 /// Returns the error text for a file path that starts in no root. Lists only roots that the peer may read.
+/// Returns the destination of a push: a directory or a new name, or the targets of a numbered copy. Errors: as
+/// [`Destination::resolve`].
+fn destination_of(root: &Root, paths: &[Vec<u8>], several: bool, is_numbered: bool) -> Result<Destination, Error> {
+    match paths {
+        [path] if !is_numbered => Destination::resolve(root, path, if several { Sources::Many } else { Sources::One }),
+        paths => Destination::numbered(root, paths.iter().map(Vec::as_slice)),
+    }
+}
+
+/// Returns the root of places, and their paths in it. Errors: `Usage`: they are in several roots.
+fn one_root(places: Vec<SourcePlace>) -> Result<(Root, Vec<Vec<u8>>), Error> {
+    let root = places.first().ok_or_else(|| crate::internal("a copy to no place"))?.root.clone();
+    if let Some(other) = places.iter().find(|place| !place.root.is_same(&root)) {
+        let text = format!("the targets of one session are in {root} and in {}", other.root);
+        return Err(Error::new(ErrorKind::Usage, Scope::Destination, Phase::Prepare, text));
+    }
+    Ok((root, places.into_iter().map(|place| place.pattern).collect()))
+}
+
 fn no_such_root(name: &str, roots: &[NamedRoot], grant: &Grant) -> String {
     let granted = roots.iter().filter_map(|root| root.name.as_deref()).filter(|name| grant.rights(name).may_read());
     let granted = match granted.collect::<Vec<_>>().join(", ") {

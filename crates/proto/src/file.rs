@@ -32,6 +32,11 @@ pub const PACKED_FILE_BYTES_MAX: u64 = 256 << 10;
 pub struct RelPath(Box<[u8]>);
 
 impl RelPath {
+    /// Returns the path that consists of the digits of a number.
+    pub fn of_number(number: usize) -> Self {
+        Self(number.to_string().into_bytes().into())
+    }
+
     /// Checks that `bytes` is a relative path.
     ///
     /// Errors: `Usage` for an absolute path, an empty name, `.` or `..`, a NUL byte, or excessive length.

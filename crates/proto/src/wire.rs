@@ -119,6 +119,13 @@ impl Writer {
         self.bytes(&value.bytes);
     }
 
+    /// Writes an area with the fields that `write` writes.
+    pub fn area(&mut self, write: impl FnOnce(&mut Self)) {
+        let mut fields = Self::default();
+        write(&mut fields);
+        self.bytes(&fields.bytes);
+    }
+
     /// Writes an area without fields.
     pub fn empty_area(&mut self) {
         self.bytes(b"");

@@ -37,6 +37,7 @@ fn main() {
             submitted: start,
             deadline: None,
             not_before: start,
+            group: None,
         };
         scheduler.handle_queued(queue, file, start);
     }

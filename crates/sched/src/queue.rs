@@ -29,6 +29,8 @@ pub struct QueuedFile {
     pub deadline: Option<UnixTime>,
     /// Time before which it must not start: it waits for a retry.
     pub not_before: UnixTime,
+    /// Files of one queue with the same group may share a session; `None`: it has a session of its own.
+    pub group: Option<u128>,
 }
 
 /// Size that counts for a file whose size is not known. Guess: the mean of WLCG transfers, 1.5 GB.
@@ -174,6 +176,7 @@ mod tests {
             submitted: NOW,
             deadline: None,
             not_before: NOW,
+            group: None,
         }
     }
 

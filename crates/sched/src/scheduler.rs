@@ -136,11 +136,21 @@ pub struct QueueName {
     pub activity: Name,
 }
 
-/// File that starts.
+/// Maximum number of files that share a session. Reason: their paths travel in the hello of each lane, which has room
+/// for 32 kB; a session that fails fails for all of them.
+pub const SHARED_FILES_MAX: usize = 100;
+
+/// Maximum size of the files of one session together, unless their sizes are not known. Reason: some seconds of a fast
+/// link, after which other queues have their turn.
+const SHARED_SIZE_MAX: ByteCount = ByteCount(1 << 30);
+
+/// File that starts, with those that share its session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Start {
     /// Number.
     pub file: FileNumber,
+    /// Files of the same group that start in the same session. All of them count as one transfer.
+    pub with: Vec<FileNumber>,
     /// Queue in which it waited.
     pub queue: QueueName,
     /// Reason why this file starts before the others.
@@ -215,7 +225,12 @@ struct LinkQueues {
 #[derive(Clone, Debug)]
 enum Place {
     Queued(QueueName),
-    Active { queue: QueueName, file: QueuedFile },
+    /// `session`: the first file of its session.
+    Active {
+        queue: QueueName,
+        file: QueuedFile,
+        session: FileNumber,
+    },
 }
 
 /// Scheduler.
@@ -226,7 +241,10 @@ pub struct Scheduler {
     links: BTreeMap<Link, LinkQueues>,
     endpoints: BTreeMap<Name, Endpoint>,
     vos: BTreeMap<Name, usize>,
+    /// Number of sessions: what limits count.
     active: usize,
+    /// Number of files under way of each session, by its first file.
+    sessions: BTreeMap<FileNumber, usize>,
     places: BTreeMap<FileNumber, Place>,
     /// Link that had the first turn last.
     turn: Option<Link>,
@@ -275,7 +293,9 @@ impl Scheduler {
             return;
         }
         self.count(&queue, 1);
-        self.places.insert(file.number, Place::Active { queue, file });
+        // Which files shared a session is not stored: each counts until it ends.
+        self.sessions.insert(file.number, 1);
+        self.places.insert(file.number, Place::Active { queue, session: file.number, file });
     }
 
     /// Adds a file that waits. A file that the scheduler has already keeps its place, and is not added again.
@@ -298,7 +318,8 @@ impl Scheduler {
         self.take(&queue, number).is_some()
     }
 
-    /// Records that a transfer under way has ended: it arrived, or failed. Its place is free.
+    /// Records that a file under way has ended: it arrived, or failed. With the last file of its session, the place of
+    /// the session is free.
     ///
     /// `wait`: the time for which the endpoint asked. Returns false for a file that is not under way.
     pub fn handle_ended(
@@ -308,9 +329,15 @@ impl Scheduler {
         wait: Option<Duration>,
         now: UnixTime,
     ) -> bool {
-        let Some(Place::Active { queue, file }) = self.places.get(&number).cloned() else { return false };
+        let Some(Place::Active { queue, file, session }) = self.places.get(&number).cloned() else { return false };
         self.places.remove(&number);
-        self.count(&queue, -1);
+        let left = self.sessions.get(&session).copied().unwrap_or(1).saturating_sub(1);
+        if left == 0 {
+            self.sessions.remove(&session);
+            self.count(&queue, -1);
+        } else {
+            self.sessions.insert(session, left);
+        }
         // The credit was taken for the size that was known.
         let unsent = file.assumed_size().0.saturating_sub(outcome.map_or(0, |size| size.0));
         if let Some(link) = self.links.get_mut(&queue.link).filter(|_| unsent > 0) {
@@ -396,7 +423,8 @@ impl Scheduler {
 
     /// Returns the number of files that wait and that are under way.
     pub fn counts(&self) -> (usize, usize) {
-        (self.places.len() - self.active, self.active)
+        let active = self.sessions.values().sum();
+        (self.places.len() - active, active)
     }
 
     fn start_one(&mut self, name: &Link, now: UnixTime) -> Option<Start> {
@@ -440,8 +468,34 @@ impl Scheduler {
             activity.fraction * 100.0,
             file.priority
         );
-        self.places.insert(number, Place::Active { queue: queue.clone(), file });
-        Some(Start { file: number, queue, rationale })
+        let with = self.take_group(&queue, &file, now);
+        self.sessions.insert(number, 1 + with.len());
+        for file in std::iter::once(file).chain(with.iter().copied()) {
+            self.places.insert(file.number, Place::Active { queue: queue.clone(), file, session: number });
+        }
+        Some(Start { file: number, with: with.iter().map(|file| file.number).collect(), queue, rationale })
+    }
+
+    /// Takes the files that share the session of a file: those of its group that go next in its queue. Their bytes
+    /// count for the shares, too.
+    fn take_group(&mut self, queue: &QueueName, first: &QueuedFile, now: UnixTime) -> Vec<QueuedFile> {
+        let mut with: Vec<QueuedFile> = Vec::new();
+        let size_of = |file: &QueuedFile| file.size.map_or(0, |size| size.0);
+        let mut size = size_of(first);
+        while first.group.is_some() && with.len() + 1 < SHARED_FILES_MAX && size < SHARED_SIZE_MAX.0 {
+            let files =
+                self.links.get_mut(&queue.link).and_then(|link| link.vos.get_mut(&queue.vo)?.get_mut(&queue.activity));
+            let next = files.and_then(|files| files.first(now)).filter(|next| next.group == first.group).copied();
+            let Some(file) = next.and_then(|next| self.take(queue, next.number)) else { break };
+            size = size.saturating_add(size_of(&file));
+            with.push(file);
+        }
+        let bytes = with.iter().fold(0_u64, |sum, file| sum.saturating_add(file.assumed_size().0));
+        if let Some(link) = self.links.get_mut(&queue.link) {
+            link.vo_turns.take(&queue.vo, bytes);
+            link.activity_turns.entry(Arc::clone(&queue.vo)).or_default().take(&queue.activity, bytes);
+        }
+        with
     }
 
     /// Removes a file from its queue, and the queue with its last file.
@@ -538,6 +592,7 @@ mod tests {
             submitted: NOW,
             deadline: None,
             not_before: NOW,
+            group: None,
         }
     }
 
@@ -586,6 +641,40 @@ mod tests {
         assert_eq!(numbers(&scheduler.poll(NOW)), [2], "one more is the maximum of the link");
         assert!(scheduler.handle_ended(FileNumber(1), Ok(ByteCount(MB)), None, NOW));
         assert_eq!(numbers(&scheduler.poll(NOW)), [3]);
+    }
+
+    #[test]
+    fn files_of_a_group_share_a_session_that_counts_once() {
+        let link = link("a", "b");
+        let mut scheduler = Scheduler::new(limits(2), Shares::default());
+        let of = |group, number| QueuedFile { group, ..file(number, MB) };
+        let all = [(Some(1), 1), (Some(1), 2), (Some(2), 3), (None, 4), (None, 5), (Some(1), 6)];
+        for (group, number) in all {
+            scheduler.handle_queued(queue(&link, "vo", "x"), of(group, number), NOW);
+        }
+        let starts = scheduler.poll(NOW);
+        let with = |start: &Start| start.with.iter().map(|file| file.0).collect::<Vec<_>>();
+        assert_eq!(numbers(&starts), [1, 3], "two sessions are the maximum");
+        assert_eq!((with(&starts[0]), with(&starts[1])), (vec![2], vec![]), "only those that go next");
+        assert_eq!((scheduler.counts(), scheduler.queued(&link).active), ((3, 3), 2));
+        assert!(scheduler.handle_ended(FileNumber(1), Ok(ByteCount(MB)), None, NOW));
+        assert_eq!(scheduler.poll(NOW), [], "the session goes on with its other file");
+        assert!(scheduler.handle_ended(FileNumber(2), Ok(ByteCount(MB)), None, NOW));
+        assert_eq!(numbers(&scheduler.poll(NOW)), [4]);
+        assert!(!scheduler.handle_ended(FileNumber(2), Ok(ByteCount(MB)), None, NOW), "it has ended already");
+    }
+
+    #[test]
+    fn a_session_has_no_more_files_than_its_limits_allow() {
+        let link = link("a", "b");
+        let mut scheduler = Scheduler::new(limits(9), Shares::default());
+        let small = |number| QueuedFile { group: Some(1), ..file(number, 10) };
+        (0..250).for_each(|number| scheduler.handle_queued(queue(&link, "vo", "x"), small(number), NOW));
+        let counts = |starts: Vec<Start>| starts.iter().map(|start| 1 + start.with.len()).collect::<Vec<_>>();
+        assert_eq!(counts(scheduler.poll(NOW)), [SHARED_FILES_MAX, SHARED_FILES_MAX, 50]);
+        let large = |number| QueuedFile { group: Some(1), ..file(number, 400 * MB) };
+        (300..304).for_each(|number| scheduler.handle_queued(queue(&link, "vo", "x"), large(number), NOW));
+        assert_eq!(counts(scheduler.poll(NOW)), [3, 1], "the third reaches the maximum size");
     }
 
     #[test]
@@ -738,23 +827,27 @@ mod tests {
                         &format!("v{}", random.below(3)),
                         &format!("x{}", random.below(3)),
                     );
+                    let most = [5000, 50][random.index(2)] * MB;
                     let file = QueuedFile {
                         priority: 1 + random.below(5) as u8,
                         submitted: now,
                         not_before: now,
-                        ..file(queued, 1 + random.below(5000 * MB))
+                        group: [None, Some(1), Some(2)][random.below(3) as usize],
+                        ..file(queued, 1 + random.below(most))
                     };
                     scheduler.handle_queued(name, file, now);
                     queued += 1;
                 }
                 for start in scheduler.poll(now) {
-                    assert!(
-                        !ended.contains(&start.file) && under_way.insert(start.file, start.queue).is_none(),
-                        "twice"
-                    );
+                    for file in std::iter::once(start.file).chain(start.with.iter().copied()) {
+                        let session = (start.file, start.queue.clone());
+                        assert!(!ended.contains(&file) && under_way.insert(file, session).is_none(), "twice");
+                    }
                 }
-                let counted = |is: &dyn Fn(&QueueName) -> bool| under_way.values().filter(|queue| is(queue)).count();
-                assert!(under_way.len() <= limits.all && counted(&|queue| &*queue.vo == "v0") <= limits.vos["v0"]);
+                let sessions: BTreeMap<FileNumber, &QueueName> =
+                    under_way.values().map(|(session, queue)| (*session, queue)).collect();
+                let counted = |is: &dyn Fn(&QueueName) -> bool| sessions.values().filter(|queue| is(queue)).count();
+                assert!(sessions.len() <= limits.all && counted(&|queue| &*queue.vo == "v0") <= limits.vos["v0"]);
                 for name in names {
                     let bounds = limits.endpoints.get(name).copied().unwrap_or(limits.endpoint);
                     assert!(counted(&|queue| &*queue.link.source == name) <= bounds.outbound);

@@ -94,6 +94,13 @@ impl<K: Ord + Clone> RoundRobin<K> {
         Some(Choice { queue: waiting[chosen].queue.clone(), fraction: fractions[chosen] })
     }
 
+    /// Takes more bytes of a queue from its credit, which may become negative.
+    pub fn take(&mut self, queue: &K, bytes: u64) {
+        if let Some(credit) = self.credits.get_mut(queue) {
+            *credit -= bytes as f64;
+        }
+    }
+
     /// Returns credit for bytes that were taken and not sent: the file was smaller than announced, or did not start.
     pub fn give_back(&mut self, queue: &K, bytes: u64) {
         if let Some(credit) = self.credits.get_mut(queue) {

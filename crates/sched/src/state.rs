@@ -73,6 +73,8 @@ pub enum JobKind {
     Files,
     /// They are the hops of one file, in order.
     Hops,
+    /// They share sessions, whatever their size (session reuse).
+    Reuse,
 }
 
 /// State of a job.

@@ -32,6 +32,14 @@ pub const FILES_MAX: u64 = 1_000_000;
 /// Maximum bytes of a location. Reason: web servers take no longer ones.
 const LOCATION_BYTES_MAX: usize = 8192;
 
+/// Maximum bytes of a file that shares a session with others, unless its job asks for that. Reason: on a path of 10
+/// Gbit/s with a round trip of 200 ms a larger file takes longer than the start of a session.
+const SMALL_FILE_MAX: u64 = 64 << 20;
+
+/// Maximum bytes of each location of a file that shares a session. Reason: the paths and digests of 100 files fit in
+/// the 32 kB of a request.
+const SHARED_LOCATION_BYTES_MAX: usize = 240;
+
 /// Maximum bytes of a checksum with its algorithm. Reason: SHA-512 has 136.
 const CHECKSUM_BYTES_MAX: usize = 256;
 
@@ -187,7 +195,7 @@ impl Service {
                 check_hop(&entry, reached)?;
             }
             let is_reserved = kind == JobKind::Hops && number > 0;
-            self.add_entry(number, entry, (caller.vo(), is_reserved), &mut files)?;
+            self.add_entry(number, entry, (caller.vo(), kind, is_reserved), &mut files)?;
         }
         let mut endpoints: Vec<&str> = files.iter().map(|file: &NewFile| file.source_endpoint.as_str()).collect();
         endpoints.extend(files.iter().map(|file| file.destination_endpoint.as_str()));
@@ -235,7 +243,7 @@ impl Service {
         &self,
         number: u64,
         entry: Entry,
-        (vo, is_reserved): (&str, bool),
+        (vo, kind, is_reserved): (&str, JobKind, bool),
         files: &mut Vec<NewFile>,
     ) -> Result<(), Error> {
         let mut links: Vec<Link> = Vec::with_capacity(entry.pairs.len());
@@ -253,6 +261,15 @@ impl Service {
         };
         let has_replicas = links.len() > 1;
         for (index, (pair, link)) in entry.pairs.into_iter().zip(links).enumerate() {
+            let is_between_sites = [&link.source, &link.destination].into_iter().all(|end| site_of(end).is_some());
+            let is_short = pair.source.len().max(pair.destination.len()) <= SHARED_LOCATION_BYTES_MAX;
+            let is_small = entry.size.is_some_and(|size| size <= SMALL_FILE_MAX);
+            let shares_session = match kind {
+                JobKind::Files => is_between_sites && is_small && !has_replicas && is_short,
+                JobKind::Reuse => is_between_sites && is_short,
+                // The copy between two hops may be deleted after each.
+                JobKind::Hops => false,
+            };
             files.push(NewFile {
                 entry: number,
                 source: pair.source,
@@ -264,6 +281,7 @@ impl Service {
                 size: entry.size,
                 checksum: entry.checksum.clone(),
                 is_reserved: is_reserved || index != best,
+                shares_session,
                 deadline: entry.deadline,
                 metadata: entry.metadata.clone(),
                 fts: entry.fts.clone(),

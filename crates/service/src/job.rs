@@ -139,6 +139,8 @@ pub struct NewFile {
     pub checksum: Option<String>,
     /// Waits for another file of the job: a replica, or an earlier hop.
     pub is_reserved: bool,
+    /// It may share a session with other files of the job.
+    pub shares_session: bool,
     /// Time after which the file is of no use, in milliseconds since 1970.
     pub deadline: Option<i64>,
     /// Data of the user, returned as it came.

@@ -198,7 +198,8 @@ impl Service {
         self.set(caller, kind::SITE, name, value, "set-site").await
     }
 
-    /// Checks that a virtual organisation may use both ends of a file. Errors: `Denied`.
+    /// Checks that a virtual organisation may use both ends of a file. Errors: `Denied`; `Usage`: there is no such
+    /// site.
     pub(crate) fn check_sites(&self, vo: &str, file: &NewFile) -> Result<(), Error> {
         self.check_site(vo, (&file.source_endpoint, &file.source), SiteRight::Read)?;
         self.check_site(vo, (&file.destination_endpoint, &file.destination), SiteRight::Write)
@@ -206,7 +207,8 @@ impl Service {
 
     fn check_site(&self, vo: &str, (endpoint, location): (&str, &str), right: SiteRight) -> Result<(), Error> {
         let applied = self.applied();
-        let Some(site) = site_of(endpoint).and_then(|site| applied.sites.get(site)) else { return Ok(()) };
+        let Some(name) = site_of(endpoint) else { return Ok(()) };
+        let site = applied.sites.get(name).ok_or_else(|| no_site(name))?;
         let path = location.strip_prefix(AGENTS).and_then(|rest| rest.split_once('/')).map_or("", |(_, path)| path);
         if site.allows(vo, path, right) {
             return Ok(());
@@ -420,6 +422,10 @@ impl Service {
 }
 
 /// Returns a share of this weight.
+fn no_site(name: &str) -> Error {
+    usage(format!("there is no site {name}: an operator can add it (`sterna config site {name} --add FINGERPRINT`)"))
+}
+
 fn weight(weight: f64) -> Share {
     Share { weight: weight.clamp(0.0, WEIGHT_MAX), ..Share::default() }
 }

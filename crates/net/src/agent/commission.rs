@@ -1,7 +1,7 @@
-//! Commission: a copy of one file that a transfer service asks of this agent, with another agent or from a web server.
+//! Commission: a copy of files that a transfer service asks of this agent, with another agent or from a web server.
 //!
-//! The session with another agent is the one of a third-party copy, with the grant of the service in its hellos. Runs
-//! in the thread of its caller. Refuses to retry: the service decides.
+//! The session with another agent is the one of a third-party copy, numbered, with the grant of the service in its
+//! hellos. Runs in the thread of its caller. Refuses to retry: the service decides.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,21 +9,23 @@ use std::time::Duration;
 
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::session::{
-    ActiveEnd, Answer, DeleteDirectories, DigestQuery, Hello, ListOptions, ListedKind, Overwrite, Query, Request,
-    SignedGrant, ThirdParty,
+    ActiveEnd, Answer, DeleteDirectories, DigestQuery, FileOutcome, Hello, ListOptions, ListedKind, Overwrite, Query,
+    Request, SignedGrant, Target, ThirdParty, number_of_name,
 };
 use sterna_proto::web::{WebLocation, canonical_host};
-use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, Location, Phase, Scope};
+use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, FileDigests, Location, Phase, Scope};
 
-use super::Shared;
 use super::log::SessionLog;
 use super::query::exact_path;
 use super::third_party::{PassiveKeys, at, record, spec_of};
+use super::{Shared, one_root};
 use crate::client::random_session;
-use crate::engine::{Cancel, CopyFailure, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next, Trust};
-use crate::identity::Fingerprint;
+use crate::engine::{
+    Cancel, CopyEvent, CopyFailure, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next, Trust,
+};
+use crate::identity::{Fingerprint, Grant, Rights};
 use crate::lister::{Lister, QueryPlace};
-use crate::session::Progress;
+use crate::session::{Progress, SessionEvent};
 use crate::web::{Secret, TokenSource};
 
 /// Copy that a transfer service asks of this agent.
@@ -37,17 +39,19 @@ pub struct CommissionSpec {
     pub work: Work,
 }
 
-/// Work of a commission: a copy of one file.
+/// Work of a commission.
 #[derive(Clone, Debug)]
 pub enum Work {
-    /// With another agent.
+    /// Copy of files with another agent.
     WithAgent {
-        /// Copy.
+        /// Copy. Source N goes to target N, and its own destination and digest do not count.
         request: Box<ThirdParty>,
+        /// Targets: one for each source.
+        targets: Vec<Target>,
         /// Grant of the service for the other agent.
         grant: Box<SignedGrant>,
     },
-    /// From a web server.
+    /// Copy of one file from a web server.
     FromWeb {
         /// File.
         source: WebLocation,
@@ -100,56 +104,52 @@ impl WebServers {
 pub struct Commission {
     spec: CopySpec,
     engine: Engine,
+    files: Vec<CommissionedFile>,
+    log: Arc<SessionLog>,
+}
+
+/// File of a commission.
+struct CommissionedFile {
     /// Place of the file at this agent, for its digest.
     place: Vec<QueryPlace>,
     /// The same place, if the service may delete it.
     deletable: Result<Vec<QueryPlace>, Error>,
     /// Location of the file at the other agent; `None`: it is not at an agent.
     other: Option<Location>,
-    log: Arc<SessionLog>,
+}
+
+/// End of a file of a commission.
+#[derive(Clone, Debug)]
+pub struct FileEnd {
+    /// Number of the file.
+    pub number: usize,
+    /// Size in bytes, and the digests of the file that has arrived. Errors: of the file.
+    pub outcome: Result<(u64, Option<FileDigests>), Error>,
 }
 
 impl Shared {
     /// Prepares a copy for a transfer service. Errors: as [`super::Agent::commission`].
     pub(super) fn commission(&self, spec: CommissionSpec) -> Result<Commission, Error> {
         let CommissionSpec { service, from, work } = spec;
-        let rights = self.grant_of_service(&service);
-        let list = |path: &[u8]| Query::List { paths: vec![path.to_vec()], options: Box::new(of_digest()) };
-        let session = random_session()?;
-        let start_log = |request| {
-            let hello = Hello { on_behalf_of: Some(service.0), ..Hello::new(session, request) };
-            Arc::new(SessionLog::start(&self.log, (&service, &session), from, &hello, self.linger))
-        };
-        match work {
-            Work::WithAgent { request, grant } => {
-                let source = request.sources.first().ok_or_else(|| crate::internal("a copy without a source"))?;
-                let (own, there) = match request.active {
-                    ActiveEnd::Source => (source, &request.destination),
-                    ActiveEnd::Destination => (&request.destination, source),
-                };
-                let other = Some(at(&request.passive, there));
-                let place = self.query_places(&list(own), &rights)?;
-                let delete = Query::Delete { paths: vec![own.clone()], directories: DeleteDirectories::Empty };
-                let deletable = self.query_places(&delete, &rights);
-                let asked = Request::ThirdParty(request.clone());
-                let spec = spec_of(&request, self.places(&asked, &rights)?)?;
+        let (rights, session) = (self.grant_of_service(&service), random_session()?);
+        let (spec, engine, files, asked) = match work {
+            Work::WithAgent { request, targets, grant } => {
+                let (granted, files) = self.files_with_agent(&request, &targets, &rights)?;
+                let spec = CopySpec { targets, expect: None, ..spec_of(&request, granted) };
                 let trust = Arc::new(PassiveKeys(request.passive.clone()));
                 let mut engine = Engine::new(self.identity.clone(), trust).with_grant(*grant);
                 if let Some(directory) = &self.third_party.path_cache {
                     engine = engine.with_path_cache(directory.clone());
                 }
-                Ok(Commission { spec, engine, place, deletable, other, log: start_log(asked) })
+                (spec, engine, files, Request::ThirdParty(request))
             }
             Work::FromWeb { source, token, destination, overwrite, checks, expect } => {
                 self.web.check(&source)?;
                 let place = self.query_places(&list(&destination), &rights)?;
-                // The place is that of a push by somebody else.
-                let asked = Request::Push { destination, several: false, overwrite, checks, expect, dry_run: false };
-                let places = self.places(&asked, &rights)?;
-                let granted = places.into_iter().next().map(|place| Granted::Destination(place.root, place.pattern));
+                let target = self.place(&destination, &rights, Rights::ReadWrite)?;
                 let web = Location::Web(source);
                 let spec = CopySpec {
-                    granted,
+                    granted: Some(Granted::Destination(target.root, target.pattern)),
                     web_token: token.map(TokenSource::Given),
                     web_hosts: self.web.hosts(),
                     overwrite,
@@ -158,10 +158,55 @@ impl Shared {
                     ..CopySpec::new(vec![web.clone()], web)
                 };
                 let engine = Engine::new(self.identity.clone(), Arc::new(Nobody));
-                Ok(Commission { spec, engine, place, deletable: Ok(Vec::new()), other: None, log: start_log(asked) })
+                let files = vec![CommissionedFile { place, deletable: Ok(Vec::new()), other: None }];
+                let (several, dry_run, targets) = (false, false, Vec::new());
+                (
+                    spec,
+                    engine,
+                    files,
+                    Request::Push { destination, several, overwrite, checks, expect, dry_run, targets },
+                )
             }
-        }
+        };
+        let hello = Hello { on_behalf_of: Some(service.0), ..Hello::new(session, asked) };
+        let log = Arc::new(SessionLog::start(&self.log, (&service, &session), from, &hello, self.linger));
+        Ok(Commission { spec, engine, files, log })
     }
+
+    /// Returns the end at this agent of a copy with another one, and its files. Errors: `Protocol`; of the paths.
+    fn files_with_agent(
+        &self,
+        request: &ThirdParty,
+        targets: &[Target],
+        rights: &Grant,
+    ) -> Result<(Granted, Vec<CommissionedFile>), Error> {
+        if request.sources.is_empty() || request.sources.len() != targets.len() {
+            return Err(Error::protocol("a copy needs as many sources as targets, and at least one"));
+        }
+        let is_source = request.active == ActiveEnd::Source;
+        let needed = if is_source { Rights::Read } else { Rights::ReadWrite };
+        let (mut places, mut files) = (Vec::with_capacity(targets.len()), Vec::with_capacity(targets.len()));
+        for (source, target) in request.sources.iter().zip(targets) {
+            let (own, there) = if is_source { (source, &target.path) } else { (&target.path, source) };
+            let delete = Query::Delete { paths: vec![own.clone()], directories: DeleteDirectories::Empty };
+            places.push(self.place(own, rights, needed)?);
+            files.push(CommissionedFile {
+                place: self.query_places(&list(own), rights)?,
+                deletable: self.query_places(&delete, rights),
+                other: Some(at(&request.passive, there)),
+            });
+        }
+        if is_source {
+            return Ok((Granted::Sources(places), files));
+        }
+        let (root, paths) = one_root(places)?;
+        Ok((Granted::Targets(root, paths), files))
+    }
+}
+
+/// Returns the question for the file at a path, with its digest.
+fn list(path: &[u8]) -> Query {
+    Query::List { paths: vec![path.to_vec()], options: Box::new(of_digest()) }
 }
 
 /// Trust of a copy without another agent.
@@ -179,21 +224,39 @@ impl Trust for Nobody {
 
 impl Commission {
     /// Runs the copy to its end, or until `cancel` is called. Calls `report` at least once in `every` after the session
-    /// has begun.
+    /// has begun, and `ended` once for each file, as soon as its end is known. Returns the summary.
     ///
-    /// Errors: as [`crate::engine::CopyHandle::wait`].
+    /// Errors: as [`crate::engine::CopyHandle::wait`]; files without an end until then have it.
     pub fn run(
         &self,
         cancel: &Cancel,
         every: Duration,
         report: impl Fn(&CopyProgress),
+        ended: impl FnMut(FileEnd),
+    ) -> Result<CopySummary, CopyFailure> {
+        let mut ends = Ends { is_open: vec![true; self.files.len()], unreadable: Vec::new(), ended };
+        let outcome = self.run_copy(cancel, every, report, &mut ends);
+        ends.finish(outcome.as_ref().err().map(|failure| &failure.error));
+        outcome
+    }
+
+    fn run_copy(
+        &self,
+        cancel: &Cancel,
+        every: Duration,
+        report: impl Fn(&CopyProgress),
+        ends: &mut Ends<impl FnMut(FileEnd)>,
     ) -> Result<CopySummary, CopyFailure> {
         let spec = CopySpec { cancel: cancel.clone(), ..self.spec.clone() };
+        self.check_own_end(cancel).map_err(|error| CopyFailure { error, summary: None })?;
         let copy = self.engine.start(spec).map_err(|error| CopyFailure { error, summary: None })?;
         let mut progress = Progress::default();
         let outcome = loop {
             match copy.next(every) {
-                Next::Event(event) => record(&self.log, event),
+                Next::Event(event) => {
+                    ends.handle(&event, !self.spec.targets.is_empty());
+                    record(&self.log, event);
+                }
                 Next::Nothing => {}
                 Next::Ended => break copy.wait(),
             }
@@ -207,32 +270,30 @@ impl Commission {
         outcome
     }
 
-    /// Checks the end at this agent: a copy moves one file to one name.
-    ///
-    /// Errors: `Usage`, if the source is no single file; `Exists`, if the destination is a directory.
-    pub fn check_own_end(&self, cancel: &Cancel) -> Result<(), Error> {
-        let is_source = matches!(self.spec.granted, Some(Granted::Sources(_)));
-        let mut found = Lister::new(self.place.clone(), ListOptions::new(Some(0)), cancel.clone());
-        let (first, more) = (found.next(), found.next());
-        match (first, is_source) {
-            (Some(Answer::Listed(listed)), true) if listed.kind == ListedKind::File && more.is_none() => Ok(()),
-            (Some(Answer::Listed(_)), true) => {
-                let text = "the source is no single file: a transfer moves one file";
-                Err(Error::new(ErrorKind::Usage, Scope::Source, Phase::Prepare, text))
-            }
-            (Some(Answer::Listed(listed)), false) if listed.kind == ListedKind::Directory => {
+    /// Checks that the destination of a copy from a web server is no directory: the file would go beneath it. Other
+    /// copies are numbered, and go to exactly their targets. Errors: `Exists`.
+    fn check_own_end(&self, cancel: &Cancel) -> Result<(), Error> {
+        let Some(Granted::Destination(..)) = self.spec.granted else { return Ok(()) };
+        let places = self.files.iter().flat_map(|file| file.place.clone()).collect();
+        let found = Lister::new(places, ListOptions::new(Some(0)), cancel.clone()).next();
+        match found {
+            Some(Answer::Listed(listed)) if listed.kind == ListedKind::Directory => {
                 let text = "the destination is a directory: a transfer needs the name of the file";
                 Err(Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, text))
             }
-            // The copy reports what is missing.
             _ => Ok(()),
         }
     }
 
-    /// Deletes the source after the copy. Errors: `Denied`; of the storage.
-    pub fn delete_source(&self) -> Result<(), Error> {
-        match (&self.spec.granted, &self.other) {
-            (Some(Granted::Sources(_)), _) => self.deletable.clone()?.iter().try_for_each(delete_here),
+    fn file(&self, number: usize) -> Result<&CommissionedFile, Error> {
+        self.files.get(number).ok_or_else(|| crate::internal("a file that the copy does not have"))
+    }
+
+    /// Deletes the source of a file after the copy. Errors: `Denied`; of the storage.
+    pub fn delete_source(&self, number: usize) -> Result<(), Error> {
+        let file = self.file(number)?;
+        match (&self.spec.granted, &file.other) {
+            (Some(Granted::Sources(_)), _) => file.deletable.clone()?.iter().try_for_each(delete_here),
             (_, Some(there)) => {
                 let mut answers = self.engine.delete(std::slice::from_ref(there), DeleteDirectories::Empty)?;
                 answers.try_for_each(|answer| match answer? {
@@ -244,13 +305,70 @@ impl Commission {
         }
     }
 
-    /// Returns true if the files at both ends have the same digest; false if the other one is not at an agent. Errors:
-    /// a file cannot be read.
-    pub fn is_same(&self, cancel: &Cancel) -> Result<bool, Error> {
-        let Some(there) = &self.other else { return Ok(false) };
-        let here = Lister::new(self.place.clone(), of_digest(), cancel.clone()).map(Ok);
-        let Some(here) = digest_in(here)? else { return Ok(false) };
-        Ok(digest_in(self.engine.list(std::slice::from_ref(there), &of_digest())?)? == Some(here))
+    /// Returns for each file of `numbers` if both its ends have the same digest; false for all if the other one is not
+    /// at an agent. Errors: the other agent is not reached.
+    pub fn are_same(&self, numbers: &[usize], cancel: &Cancel) -> Result<Vec<bool>, Error> {
+        let files = numbers.iter().map(|number| self.file(*number)).collect::<Result<Vec<_>, _>>()?;
+        let there: Option<Vec<Location>> = files.iter().map(|file| file.other.clone()).collect();
+        let Some(there) = there else { return Ok(vec![false; files.len()]) };
+        let mut answers = self.engine.list(&there, &of_digest())?;
+        let mut same = Vec::with_capacity(files.len());
+        for file in files {
+            // Each path has one answer.
+            let there = answers.next().transpose()?.and_then(digest_of);
+            let here = Lister::new(file.place.clone(), of_digest(), cancel.clone()).next().and_then(digest_of);
+            same.push(here.is_some() && here == there);
+        }
+        Ok(same)
+    }
+}
+
+/// Ends of the files of a copy.
+struct Ends<F> {
+    /// True for each file whose end is not known.
+    is_open: Vec<bool>,
+    /// Errors of sources, in the order of their numbers.
+    unreadable: Vec<Error>,
+    ended: F,
+}
+
+impl<F: FnMut(FileEnd)> Ends<F> {
+    fn handle(&mut self, event: &CopyEvent, is_numbered: bool) {
+        match event {
+            CopyEvent::Session(SessionEvent::Settled { entry, outcome }) => {
+                let number = if is_numbered { number_of_name(&entry.path) } else { Some(0) };
+                let outcome = match outcome {
+                    FileOutcome::Done(digests) => Ok((entry.size, Some(*digests))),
+                    FileOutcome::Skipped => Ok((entry.size, None)),
+                    FileOutcome::Failed(error) => Err(error.clone()),
+                };
+                number.into_iter().for_each(|number| self.end(number, outcome.clone()));
+            }
+            CopyEvent::Session(SessionEvent::Unreadable(error)) => self.unreadable.push(error.clone()),
+            // The new session lists the sources again.
+            CopyEvent::Restarted => self.unreadable.clear(),
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, number: usize, outcome: Result<(u64, Option<FileDigests>), Error>) {
+        if let Some(is_open) = self.is_open.get_mut(number).filter(|is_open| **is_open) {
+            *is_open = false;
+            (self.ended)(FileEnd { number, outcome });
+        }
+    }
+
+    /// Ends the files that are left: with the error of the copy, or with those of their sources.
+    fn finish(&mut self, failure: Option<&Error>) {
+        let mut unreadable = std::mem::take(&mut self.unreadable).into_iter();
+        for number in 0..self.is_open.len() {
+            if self.is_open[number] {
+                let error = failure.cloned().or_else(|| unreadable.next());
+                let silent =
+                    || Error::protocol("the session ended, and the other agent reported nothing about the file");
+                self.end(number, Err(error.unwrap_or_else(silent)));
+            }
+        }
     }
 }
 
@@ -270,17 +388,10 @@ fn of_digest() -> ListOptions {
     ListOptions { digest, ..ListOptions::new(Some(0)) }
 }
 
-/// Returns the digest of the first file in answers. Errors: that of the first answer.
-fn digest_in(answers: impl Iterator<Item = Result<Answer, Error>>) -> Result<Option<Digest>, Error> {
-    for answer in answers {
-        match answer? {
-            Answer::Listed(listed) => {
-                let digests = listed.digests.as_ref();
-                return Ok(digests.and_then(|digests| digests.digest(Algorithm::Blake3)));
-            }
-            Answer::Failed(error) => return Err(error),
-            Answer::Deleted { .. } => {}
-        }
+/// Returns the digest of a listed file; `None`: it cannot be read, or is no file.
+fn digest_of(answer: Answer) -> Option<Digest> {
+    match answer {
+        Answer::Listed(listed) => listed.digests?.digest(Algorithm::Blake3),
+        Answer::Failed(_) | Answer::Deleted { .. } => None,
     }
-    Ok(None)
 }

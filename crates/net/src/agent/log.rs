@@ -271,7 +271,7 @@ fn request_name(request: &Request) -> &'static str {
 fn place(request: &Request) -> String {
     let bare = |path: &[u8]| cut(&String::from_utf8_lossy(path));
     match request {
-        Request::Push { destination, .. } => bare(destination),
+        Request::Push { destination, targets, .. } => bare(targets.first().map_or(destination, |target| &target.path)),
         Request::Pull { sources, .. } => first_of(sources, bare),
         Request::ThirdParty(copy) => match copy.active {
             ActiveEnd::Source => first_of(&copy.sources, bare),
@@ -285,6 +285,10 @@ fn place(request: &Request) -> String {
 
 fn described(request: &Request) -> String {
     let (words, dry_run) = match request {
+        Request::Push { dry_run, targets, .. } if !targets.is_empty() => {
+            let paths: Vec<Vec<u8>> = targets.iter().map(|target| target.path.clone()).collect();
+            (format!("push to {}", first_of(&paths, quoted)), dry_run)
+        }
         Request::Push { destination, dry_run, .. } => (format!("push to {}", quoted(destination)), dry_run),
         Request::Pull { sources, dry_run, .. } => (format!("pull of {}", first_of(sources, quoted)), dry_run),
         Request::ThirdParty(copy) => {
@@ -328,7 +332,8 @@ mod tests {
     fn started() -> SessionLog {
         let log = Arc::new(Limiter::default());
         let sources = ["a/x", "b", "c", "d", "e"].map(|path| path.as_bytes().to_vec()).to_vec();
-        let request = Request::Pull { sources, dry_run: false, compress: CompressionPolicy::Never, on_demand: false };
+        let compress = CompressionPolicy::Never;
+        let request = Request::Pull { sources, dry_run: false, compress, on_demand: false, numbered: false };
         let (peer, session) = (Fingerprint([0; 32]), SessionId([0xa5; 16]));
         let hello = Hello { on_behalf_of: Some([0xff; 32]), ..Hello::new(session, request) };
         SessionLog::start(&log, (&peer, &session), "127.0.0.1:5".parse().unwrap(), &hello, Duration::from_secs(600))

@@ -25,8 +25,9 @@ use crate::session::{End, LaneIds, Lanes, Receiver};
 /// Maximum number of sessions. Reason: each may hold some tens of MB; a busy relay serves about a hundred clients.
 const SESSIONS_MAX: usize = 512;
 
-/// Maximum number of sessions of one peer. Reason: a host that runs many copies at the same time has some tens of
-/// sessions. It takes eight such hosts to fill an agent.
+/// Maximum number of sessions of one peer with its own rights. Reason: a host that runs many copies at the same time
+/// has some tens of sessions. It takes eight such hosts to fill an agent. A transfer service has limits of its own for
+/// the sessions that it grants.
 const SESSIONS_OF_PEER_MAX: usize = 64;
 
 /// Silence after which a client counts as gone, if its peer wants the same file in another session, or exceeds its
@@ -229,9 +230,11 @@ impl Sessions {
     /// Returns the session of a hello: the existing session, or a new one that the caller starts.
     ///
     /// Errors: the hello has another request than the session, belongs to a session that was lost, or exceeds the
-    /// maximum number of sessions. Before that last error, ends sessions of the same peer whose client is gone.
+    /// maximum number of sessions. Before that last error, ends sessions of the same peer whose client is gone. The
+    /// caller has checked a grant.
     pub(super) fn find_or_add(&self, key: SessionKey, hello: &Hello) -> Result<Arc<AgentSession>, Error> {
-        if self.of_peer(&key.0).len() >= SESSIONS_OF_PEER_MAX {
+        let is_granted = hello.grant.is_some();
+        if !is_granted && self.of_peer(&key.0).len() >= SESSIONS_OF_PEER_MAX {
             self.end_deserted(&key.0);
         }
         let mut sessions = self.0.lock();
@@ -245,7 +248,7 @@ impl Sessions {
             let text = "the agent was restarted and has no record of the session";
             return Err(Error::new(ErrorKind::SessionLost, Scope::Path, Phase::Transfer, text).retry(Retry::After));
         }
-        if sessions.keys().filter(|(peer, _)| *peer == key.0).count() >= SESSIONS_OF_PEER_MAX {
+        if !is_granted && sessions.keys().filter(|(peer, _)| *peer == key.0).count() >= SESSIONS_OF_PEER_MAX {
             let text =
                 format!("the agent serves {SESSIONS_OF_PEER_MAX} sessions of this client already; try again later");
             return Err(limit(text));
@@ -329,8 +332,13 @@ mod tests {
     use crate::source::Roots;
 
     fn hello(number: u8) -> Hello {
-        let request =
-            Request::Pull { sources: Vec::new(), dry_run: true, compress: CompressionPolicy::Never, on_demand: false };
+        let request = Request::Pull {
+            sources: Vec::new(),
+            dry_run: true,
+            compress: CompressionPolicy::Never,
+            on_demand: false,
+            numbered: false,
+        };
         Hello::new(SessionId([number; 16]), request)
     }
 

@@ -92,19 +92,24 @@ impl Assignment {
     /// Returns the copy that the command asked for.
     fn spec(&mut self) -> Result<CopySpec, Error> {
         let places = std::mem::take(&mut self.places);
-        Ok(CopySpec { on_behalf_of: Some(self.command), ..spec_of(&self.request, places)? })
+        let granted = granted_to(&self.request, places)?;
+        Ok(CopySpec { on_behalf_of: Some(self.command), ..spec_of(&self.request, granted) })
     }
 }
 
-/// Returns the copy of a request, with these places at this agent.
-pub(super) fn spec_of(request: &ThirdParty, places: Vec<SourcePlace>) -> Result<CopySpec, Error> {
-    let granted = match request.active {
+/// Returns the place of the end of a copy at this agent.
+fn granted_to(request: &ThirdParty, places: Vec<SourcePlace>) -> Result<Granted, Error> {
+    Ok(match request.active {
         ActiveEnd::Source => Granted::Sources(places),
         ActiveEnd::Destination => {
             let place = places.into_iter().next().ok_or_else(|| crate::internal("a pull to no place"))?;
             Granted::Destination(place.root, place.pattern)
         }
-    };
+    })
+}
+
+/// Returns the copy of a request, whose end at this agent is `granted`.
+pub(super) fn spec_of(request: &ThirdParty, granted: Granted) -> CopySpec {
     let path = PathOptions {
         via: request.via.map_or(ViaChoice::Auto, ViaChoice::Only),
         lanes: request.lanes,
@@ -112,7 +117,7 @@ pub(super) fn spec_of(request: &ThirdParty, places: Vec<SourcePlace>) -> Result<
         ..PathOptions::default()
     };
     let sources = request.sources.iter().map(|source| at(&request.passive, source)).collect();
-    Ok(CopySpec {
+    CopySpec {
         paths: vec![path],
         congestion: request.congestion.clone(),
         overwrite: request.overwrite,
@@ -125,7 +130,7 @@ pub(super) fn spec_of(request: &ThirdParty, places: Vec<SourcePlace>) -> Result<
         settled: SettledPaths::of_hashes(request.settled.iter().copied()),
         // This host alone sets the memory limit; a command cannot change it.
         ..CopySpec::new(sources, at(&request.passive, &request.destination))
-    })
+    }
 }
 
 /// Returns the location of a path at the passive agent.

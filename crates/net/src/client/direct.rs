@@ -24,7 +24,7 @@ use super::spec::{
 use super::stall::StallDetector;
 use super::totals::CopyTotals;
 use crate::buffer::BufferPool;
-use crate::disk::{Destination, Sources};
+use crate::disk::Sources;
 use crate::lane::LaneStats;
 use crate::lane::in_process::InProcessTx;
 use crate::session::{AskedNames, End, Observer, Receiver, ReceiverOptions, Sender, SessionEvent, SessionSink, feed};
@@ -130,11 +130,9 @@ impl Direct {
     fn start_ends(self, options: &CopySpec, totals: &Arc<CopyTotals>) -> Result<Ends, Error> {
         let observer = Arc::clone(totals) as Arc<dyn Observer>;
         let many = self.locations.len() > 1;
-        let (root, path) = self.destination.resolve()?;
         let web = Web::new(&web_options(options), self.locations, Some(CONTROL), Arc::clone(&observer))?;
         let web = Arc::new(web);
-        let kind = if many { Sources::Many } else { Sources::One };
-        let sink = Arc::new(Destination::resolve(&root, &path, kind)?);
+        let sink = Arc::new(self.destination.resolve(if many { Sources::Many } else { Sources::One })?);
         // The sender in this process names the files, by the URLs that were given.
         let options_of_receiver = receiver_options(options, sink, AskedNames::Any, totals);
         let receiver = Receiver::start(options_of_receiver, Arc::new(InOneProcess(observer)))?;
@@ -312,7 +310,7 @@ pub(super) fn receiver_options(
         sink,
         overwrite: options.overwrite,
         checks: options.checks,
-        expect: options.expect,
+        expect: options.expect.into(),
         dry_run: options.dry_run,
         linger: options.linger,
         leaves_first: false,

@@ -18,8 +18,10 @@ use super::spec::{CopySpec, CopySummary, Granted};
 use super::third_party::{TWO_KINDS, one_agent, refuse_upward};
 use super::totals::CopyTotals;
 use crate::buffer::BufferPool;
-use crate::disk::{Destination, Root, Sources, has_wildcards, last_name};
-use crate::session::{AskedNames, End, LaneIds, Observer, Receiver, ReceiverOptions, ReplicaEnd, Replicas, Sender};
+use crate::disk::{Root, Sources, has_wildcards, last_name};
+use crate::session::{
+    AskedNames, End, Expected, LaneIds, Observer, Receiver, ReceiverOptions, ReplicaEnd, Replicas, Sender,
+};
 use crate::sink::Discard;
 use crate::source::{Follow, Generated, Roots, Source, SourcePlace};
 use crate::web::Web;
@@ -168,6 +170,9 @@ impl Job {
             Granted::Destination(root, path) => {
                 Direction::Pull { sources, destination: PullPlace::Beneath(root.clone(), path.clone()) }
             }
+            Granted::Targets(root, paths) => {
+                Direction::Pull { sources, destination: PullPlace::Numbered(root.clone(), paths.clone()) }
+            }
         };
         Ok(Self { remote, direction, follow: None })
     }
@@ -176,20 +181,23 @@ impl Job {
     pub(super) fn request(&self, options: &CopySpec) -> Request {
         match &self.direction {
             Direction::Push { sources, destination } => Request::Push {
-                destination: destination.clone(),
+                destination: if options.targets.is_empty() { destination.clone() } else { Vec::new() },
                 several: sources.are_many(),
                 overwrite: follow::overwrite(options),
                 checks: options.checks,
                 expect: options.expect,
                 dry_run: options.dry_run,
+                targets: options.targets.clone(),
             },
             Direction::Pull { sources, .. } => {
                 let CopySpec { dry_run, compress, .. } = *options;
-                Request::Pull { sources: sources.clone(), dry_run, compress, on_demand: false }
+                let numbered = !options.targets.is_empty();
+                Request::Pull { sources: sources.clone(), dry_run, compress, on_demand: false, numbered }
             }
             Direction::Replica { source, .. } => {
                 let CopySpec { dry_run, compress, .. } = *options;
-                Request::Pull { sources: vec![source.clone()], dry_run, compress, on_demand: true }
+                let sources = vec![source.clone()];
+                Request::Pull { sources, dry_run, compress, on_demand: true, numbered: false }
             }
             Direction::Probe(probe) => Request::Probe(*probe),
         }
@@ -258,7 +266,8 @@ impl Job {
                 let options = web_options(options);
                 Arc::new(Web::new(&options, locations.clone(), None, Arc::clone(&observer))?)
             }
-            PushSources::Places { places, .. } => Roots::new(places.clone()),
+            PushSources::Places { places, .. } if options.targets.is_empty() => Roots::new(places.clone()),
+            PushSources::Places { places, .. } => Roots::numbered(places.clone()),
             PushSources::Local(paths) => {
                 let found = |path: &PathBuf| local_source(path).map_err(|error| missing.push(error)).ok();
                 let sources: Vec<SourcePlace> = paths.iter().filter_map(found).collect();
@@ -296,12 +305,21 @@ fn start_receiver(
     options: &CopySpec,
     totals: &Arc<CopyTotals>,
 ) -> Result<OurEnd, Error> {
-    let (root, path) = destination.resolve()?;
     let many = sources.len() > 1 || sources.iter().any(|source| may_mean_many(source));
-    let kind = if many { Sources::Many } else { Sources::One };
-    let sink = Arc::new(Destination::resolve(&root, &path, kind)?);
-    let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
-    start_receiving(ReceiverOptions { leaves_first: true, ..receiver_options(options, sink, asked, totals) }, totals)
+    let sink = Arc::new(destination.resolve(if many { Sources::Many } else { Sources::One })?);
+    let mut ours = match destination {
+        PullPlace::Local(_) | PullPlace::Beneath(..) => {
+            let asked = AskedNames::of(sources.iter().map(Vec::as_slice));
+            receiver_options(options, sink, asked, totals)
+        }
+        // The expected files check the names.
+        PullPlace::Numbered(..) => {
+            let expect = Expected::of_targets(&options.targets);
+            ReceiverOptions { expect, ..receiver_options(options, sink, AskedNames::Any, totals) }
+        }
+    };
+    ours.leaves_first = true;
+    start_receiving(ours, totals)
 }
 
 fn start_receiving(options: ReceiverOptions, totals: &Arc<CopyTotals>) -> Result<OurEnd, Error> {

@@ -16,7 +16,7 @@ use sterna_proto::limit::LimitReport;
 use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::plan::Via;
 use sterna_proto::rate::RateContract;
-use sterna_proto::session::{ActiveFile, LINGER_DEFAULT, Overwrite, PathNumber, SignedGrant};
+use sterna_proto::session::{ActiveFile, LINGER_DEFAULT, Overwrite, PathNumber, SignedGrant, Target};
 use sterna_proto::{BitRate, ByteCount, Checks, Counters, Digest, Error, Location};
 
 use crate::cancel::Cancel;
@@ -59,6 +59,9 @@ pub struct CopySpec {
     pub checks: Checks,
     /// Digest that the only file must have.
     pub expect: Option<Digest>,
+    /// Targets of a numbered copy: file N goes from source N to exactly target N. Empty: it is no such copy. Only for
+    /// copies with `granted`.
+    pub targets: Vec<Target>,
     /// Compression of the data that is sent.
     pub compress: CompressionPolicy,
     /// Maximum of data in the buffers of transports; less if the class has less left.
@@ -107,6 +110,7 @@ impl CopySpec {
             overwrite: Overwrite::IfChanged,
             checks: Checks::NONE,
             expect: None,
+            targets: Vec::new(),
             compress: CompressionPolicy::Auto,
             memory: MEMORY_DEFAULT,
             class: ClassId::ROOT,
@@ -376,6 +380,8 @@ pub enum Granted {
     Sources(Vec<SourcePlace>),
     /// File path beneath this root, to which this host pulls.
     Destination(Root, Vec<u8>),
+    /// File paths beneath this root, to which this host pulls the sources of a numbered copy.
+    Targets(Root, Vec<Vec<u8>>),
 }
 
 impl fmt::Debug for Granted {
@@ -383,6 +389,7 @@ impl fmt::Debug for Granted {
         match self {
             Self::Sources(places) => write!(f, "{} granted sources", places.len()),
             Self::Destination(..) => f.write_str("a granted destination"),
+            Self::Targets(_, paths) => write!(f, "{} granted targets", paths.len()),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use sterna_proto::session::Overwrite;
+use sterna_proto::session::{Overwrite, number_of_name};
 use sterna_proto::{EntryKind, Error, ErrorKind, FileEntry, FileTime, RelPath, Setting};
 
 use super::claims::Claims;
@@ -33,18 +33,31 @@ pub struct Destination {
 #[derive(Debug)]
 struct Shared {
     root: Root,
-    /// Directory beneath which entries are written; empty for the root.
-    base: Vec<u8>,
-    /// Name that replaces the first name of every entry, if any.
-    rename: Option<Box<[u8]>>,
-    /// First name that is replaced; set by the first entry.
-    renamed: OnceLock<Box<[u8]>>,
+    names: Names,
     made: Mutex<Made>,
     /// Locked while directories are synced.
     settling: Mutex<()>,
     claims: Claims,
     /// History of the agent; unset at other hosts.
     history: OnceLock<SessionHistory>,
+}
+
+/// Paths of entries beneath the root.
+#[derive(Debug)]
+enum Names {
+    /// Beneath a directory; empty for the root.
+    Beneath(Vec<u8>),
+    /// As the only source, in a directory and with a new first name.
+    Only {
+        /// Directory.
+        directory: Vec<u8>,
+        /// New name.
+        name: Box<[u8]>,
+        /// First name that is replaced; set by the first entry.
+        replaced: OnceLock<Box<[u8]>>,
+    },
+    /// By the number that is the name of the entry.
+    Numbered(Vec<Result<RelPath, Error>>),
 }
 
 /// Directories that are not finished.
@@ -73,13 +86,11 @@ impl Destination {
     /// Errors: `Denied` beneath a read-only root, or if the path leaves the root; `Exists` if a file is where a
     /// directory is needed.
     pub fn resolve(root: &Root, path: &[u8], sources: Sources) -> Result<Self, Error> {
-        if root.access() != Access::ReadWrite {
-            return Err(PREPARING.refused(ErrorKind::Denied, format!("write beneath {root}: this root is read-only")));
-        }
-        let names: Vec<&[u8]> = path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
+        check_writable(root)?;
+        let names = names_of(path);
         let ends_in_slash = path.ends_with(b"/") || path.ends_with(b"/.");
-        let (base, rename) = match names.split_last() {
-            None => (Vec::new(), None),
+        let names = match names.split_last() {
+            None => Names::Beneath(Vec::new()),
             Some((last, parents)) => {
                 let whole = RelPath::new(&names.join(&b'/'))?;
                 refuse_hidden(&whole)?;
@@ -91,22 +102,38 @@ impl Destination {
                     Err(errno) => return Err(PREPARING.failed(errno, format_args!("copy into {whole} in {root}"))),
                 };
                 match is_directory {
-                    true => (whole.as_bytes().to_vec(), None),
+                    true => Names::Beneath(whole.as_bytes().to_vec()),
                     false => {
-                        let parent = parents.join(&b'/');
-                        match root.open_at(&parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
+                        let directory = parents.join(&b'/');
+                        match root.open_at(&directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
                             Ok(_) | Err(Errno::NOENT) => {}
-                            Err(errno) => return Err(root.not_made(errno, &parent, PREPARING)),
+                            Err(errno) => return Err(root.not_made(errno, &directory, PREPARING)),
                         }
-                        (parent, Some((*last).into()))
+                        Names::Only { directory, name: (*last).into(), replaced: OnceLock::new() }
                     }
                 }
             }
         };
-        let (renamed, made, settling) = (OnceLock::new(), Mutex::default(), Mutex::default());
-        let (claims, history) = (Claims::default(), OnceLock::new());
-        let root = root.clone();
-        Ok(Self { shared: Arc::new(Shared { root, base, rename, renamed, made, settling, claims, history }) })
+        Ok(Self::with(root, names))
+    }
+
+    /// Creates the destination of a numbered copy: entry N is written to exactly path N. A path that cannot be written
+    /// fails when its entry arrives.
+    ///
+    /// Errors: `Denied` beneath a read-only root.
+    pub fn numbered<'a>(root: &Root, paths: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, Error> {
+        check_writable(root)?;
+        let checked = |path: &[u8]| {
+            let path = RelPath::new(&names_of(path).join(&b'/'))?;
+            refuse_hidden(&path).map(|()| path)
+        };
+        Ok(Self::with(root, Names::Numbered(paths.into_iter().map(checked).collect())))
+    }
+
+    fn with(root: &Root, names: Names) -> Self {
+        let (made, settling, claims, history) =
+            (Mutex::default(), Mutex::default(), Claims::default(), OnceLock::new());
+        Self { shared: Arc::new(Shared { root: root.clone(), names, made, settling, claims, history }) }
     }
 
     /// Returns the path beneath the root for an entry named `path`.
@@ -115,24 +142,25 @@ impl Destination {
     /// another source has the only name that the destination gives.
     pub fn place(&self, path: &RelPath) -> Result<RelPath, Error> {
         refuse_hidden(path)?;
-        let mut placed = self.shared.base.clone();
-        if !placed.is_empty() {
-            placed.push(b'/');
-        }
-        match &self.shared.rename {
-            None => placed.extend_from_slice(path.as_bytes()),
-            Some(name) => {
+        let placed = match &self.shared.names {
+            Names::Beneath(directory) => [directory, path.as_bytes()].join(&b'/'),
+            Names::Only { directory, name, replaced } => {
                 let end = path.as_bytes().iter().position(|&b| b == b'/').unwrap_or(path.as_bytes().len());
                 let (first, behind) = path.as_bytes().split_at(end);
-                if **self.shared.renamed.get_or_init(|| first.into()) != *first {
+                if **replaced.get_or_init(|| first.into()) != *first {
                     let text = format!("write {path}: a second source cannot have the name {}", name.escape_ascii());
                     return Err(PREPARING.refused(ErrorKind::Exists, text));
                 }
-                placed.extend_from_slice(name);
-                placed.extend_from_slice(behind);
+                [directory, &[name, behind].concat()[..]].join(&b'/')
             }
-        }
-        RelPath::new(&placed).map_err(|e| PREPARING.refused(ErrorKind::Denied, e.text()))
+            Names::Numbered(paths) => {
+                let unknown =
+                    || Err(Error::protocol(format!("an entry from the peer has the name {path}, not a number")));
+                return number_of_name(path).and_then(|number| paths.get(number)).cloned().unwrap_or_else(unknown);
+            }
+        };
+        let placed = placed.strip_prefix(b"/").unwrap_or(&placed);
+        RelPath::new(placed).map_err(|e| PREPARING.refused(ErrorKind::Denied, e.text()))
     }
 
     /// Checks if `entry` exists already, as [`Destination::prepare`] does, but changes nothing.
@@ -316,9 +344,27 @@ impl Destination {
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.shared.root)?;
-        let names = self.shared.base.split(|&b| b == b'/').chain(self.shared.rename.as_deref());
+        let (directory, name) = match &self.shared.names {
+            Names::Beneath(directory) => (directory.as_slice(), None),
+            Names::Only { directory, name, .. } => (directory.as_slice(), Some(&**name)),
+            Names::Numbered(paths) => return write!(f, " ({} files)", paths.len()),
+        };
+        let names = directory.split(|&b| b == b'/').chain(name);
         names.filter(|name| !name.is_empty()).try_for_each(|name| write!(f, "/{}", name.escape_ascii()))
     }
+}
+
+/// Checks that a root may be written. Errors: `Denied`.
+fn check_writable(root: &Root) -> Result<(), Error> {
+    if root.access() == Access::ReadWrite {
+        return Ok(());
+    }
+    Err(PREPARING.refused(ErrorKind::Denied, format!("write beneath {root}: this root is read-only")))
+}
+
+/// Returns the names in a path.
+fn names_of(path: &[u8]) -> Vec<&[u8]> {
+    path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")).collect()
 }
 
 /// Decision about a file: complete already, or to be sent.

@@ -29,7 +29,7 @@ pub(crate) use control::SNAPSHOT_EVERY;
 pub use control::{ControlEnd, progress_of};
 pub use limits::{LimitMonitor, LimitsNow};
 pub use names::{AskedNames, SETTLED_PATHS_MAX, SettledPaths};
-pub use receiver::{Receiver, ReceiverOptions};
+pub use receiver::{Expected, Receiver, ReceiverOptions};
 pub use replicas::{ReplicaEnd, Replicas};
 pub use sender::Sender;
 pub(crate) use silence::SILENT_AFTER;

@@ -26,7 +26,7 @@ use sterna_proto::session::{
     PrepareOutcome, RecvEvent, RecvSession, corrupt_block,
 };
 use sterna_proto::{
-    Checks, Counters, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, Retry, Scope, Setting,
+    Checks, Counters, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Phase, RangeSet, Retry, Scope,
 };
 
 use super::encode::Carried;
@@ -80,7 +80,7 @@ const BUSY_REPORTED_AFTER: Duration = Duration::from_secs(1);
 /// Maximum of waiting files that are retried in one turn. Reason: bounds the duration of a turn.
 const BUSY_A_TURN: usize = 64;
 
-pub use self::options::ReceiverOptions;
+pub use self::options::{Expected, ReceiverOptions};
 pub(super) use self::replicas::Judge;
 
 enum Job {
@@ -156,7 +156,7 @@ impl Receiver {
         let (recheck, to_recheck) = channel();
         let (publish, to_publish) = channel();
         let mut options = options;
-        if options.expect.is_some() && options.overwrite == Overwrite::IfChanged {
+        if options.expect != Expected::Nothing && options.overwrite == Overwrite::IfChanged {
             options.overwrite = Overwrite::Always;
         }
         let mut session = RecvSession::new(options.linger);
@@ -365,7 +365,8 @@ impl Receiver {
             return None;
         }
         // These checks come first, because all work on a file needs its slot.
-        if let Err(error) = self.options.asked.check(&entry.path).and_then(|()| self.check_expected(file, entry)) {
+        if let Err(error) = self.options.asked.check(&entry.path).and_then(|()| self.options.expect.check(file, entry))
+        {
             session.abort(error);
             return None;
         }
@@ -374,15 +375,6 @@ impl Receiver {
             return None;
         }
         Some(Arc::clone(slots.entry(file).or_insert_with(|| Arc::new(Slot::new(entry)))))
-    }
-
-    /// Checks that a copy with an expected digest has only one file. Errors: `Usage` for any other entry.
-    fn check_expected(&self, file: FileId, entry: &FileEntry) -> Result<(), Error> {
-        if self.options.expect.is_none() || file.0 == 0 && entry.kind == EntryKind::File {
-            return Ok(());
-        }
-        let text = "a digest was given, which is of one file: give one file as the source";
-        Err(Error::usage(&[Setting::Expect], text))
     }
 
     /// True if this receiver writes the file at `place`. Asked for another session that wants this file.
@@ -458,14 +450,16 @@ impl Receiver {
 
     fn publish_file(&self, id: FileId) {
         let slot = self.slots.lock().get(&id).cloned();
-        let outcome = match slot.and_then(|slot| slot.incoming()) {
-            Some(incoming) => match self.take_wrong_blocks_back(id, &*incoming) {
-                Ok(true) => return,
-                Ok(false) => {
-                    self.close_growing(id, &*incoming).and_then(|()| incoming.publish(self.options.expect.as_slice()))
+        let found = slot.and_then(|slot| Some((slot.incoming()?, slot.entry.path.clone())));
+        let outcome = match found {
+            Some((incoming, path)) => {
+                let expected = self.options.expect.of(&path);
+                match self.take_wrong_blocks_back(id, &*incoming, expected) {
+                    Ok(true) => return,
+                    Ok(false) => self.close_growing(id, &*incoming).and_then(|()| incoming.publish(expected)),
+                    Err(error) => Err(error),
                 }
-                Err(error) => Err(error),
-            },
+            }
             None => Err(crate::internal("publish a file that was never looked up")),
         };
         // The file has not failed: the next session publishes it.
@@ -498,12 +492,12 @@ impl Receiver {
 
     fn publish_packed(&self, files: &[(FileId, FileEntry, [u8; 32])], data: &[u8]) {
         let mut rest = data;
-        let expected = self.options.expect.as_slice();
         let mut packed = Vec::with_capacity(files.len());
         for (id, entry, blake3) in files {
             let (data, behind) = rest.split_at(entry.size as usize);
             rest = behind;
             let seen = self.slots.lock().get(id).map(|slot| slot.seen()).unwrap_or_default();
+            let expected = self.options.expect.of(&entry.path);
             packed.push(PackedFile { entry, data, blake3: Some(*blake3), expected, seen });
         }
         let outcomes = self.options.sink.publish_packed(&packed, &self.terms());

@@ -1,6 +1,6 @@
 //! Pattern beneath a root, as a place of sources.
 
-use sterna_proto::{Error, RelPath};
+use sterna_proto::{EntryKind, Error, ErrorKind, Phase, RelPath, Scope};
 
 use crate::disk::{Root, SourceItem};
 
@@ -27,6 +27,19 @@ impl SourcePlace {
             Ok(item)
         });
         Ok(itself.into_iter().chain(beneath))
+    }
+
+    /// Returns the file of a place that must be a single one. Errors: `Usage`: it is not; those of [`Root::expand`].
+    pub(super) fn only_file(&self) -> Result<SourceItem, Error> {
+        let mut items = self.items()?;
+        let first = items.next().transpose()?.filter(|item| item.entry.kind == EntryKind::File);
+        match (first, items.next()) {
+            (Some(file), None) => Ok(file),
+            _ => {
+                let text = "the source is no single file: a transfer moves one file";
+                Err(Error::new(ErrorKind::Usage, Scope::Source, Phase::Prepare, text))
+            }
+        }
     }
 
     /// Returns the source place behind the first name `first` of `item`. The rest of the name is the same at the

@@ -1,11 +1,14 @@
 //! Grants of a transfer service: an agent that lists nobody lets their holders in, for what they name.
 
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sterna_net::engine::{CopySpec, Engine};
+use sterna_net::disk::{Access, Root};
+use sterna_net::engine::{CopySpec, Engine, Granted};
 use sterna_net::identity::Identity;
-use sterna_proto::session::{DeleteDirectories, Grant, GrantedAccess, SignedGrant};
-use sterna_proto::{Error, ErrorKind};
+use sterna_net::source::SourcePlace;
+use sterna_proto::session::{DeleteDirectories, Grant, GrantedAccess, Overwrite, SignedGrant, Target};
+use sterna_proto::{Algorithm, Checks, Error, ErrorKind, FileDigests};
 
 use crate::served::{Served, local};
 
@@ -17,15 +20,15 @@ struct Scene {
 }
 
 impl Scene {
-    /// Returns a valid grant for `path`.
-    fn grant(&self, access: GrantedAccess, path: &str) -> Grant {
+    /// Returns a valid grant for `paths`.
+    fn grant(&self, access: GrantedAccess, paths: &[&str]) -> Grant {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         Grant {
             service: self.service.fingerprint().0,
             holder: self.holder.fingerprint().0,
             at: self.served.key().0,
             access,
-            path: path.as_bytes().to_vec(),
+            paths: bytes_of(paths),
             expires: now + 60,
         }
     }
@@ -47,26 +50,65 @@ fn scene(directory: &std::path::Path) -> Scene {
     Scene { service, served, holder }
 }
 
+fn bytes_of(paths: &[&str]) -> Vec<Vec<u8>> {
+    paths.iter().map(|path| path.as_bytes().to_vec()).collect()
+}
+
+impl Scene {
+    /// Returns a copy of files in `here` to exactly these paths at the agent.
+    fn push(&self, here: &Path, files: &[&str], to: &[&str]) -> CopySpec {
+        let root = Root::open(here, Access::ReadOnly).unwrap();
+        let place = |path: &&str| SourcePlace { root: root.clone(), pattern: path.as_bytes().to_vec(), name: None };
+        let target = |path: Vec<u8>| Target { path, expect: None };
+        CopySpec {
+            granted: Some(Granted::Sources(files.iter().map(place).collect())),
+            targets: bytes_of(to).into_iter().map(target).collect(),
+            ..CopySpec::new(vec![self.served.at("x"); files.len()], self.served.at(""))
+        }
+    }
+
+    /// Returns a copy of files of the agent to exactly these paths in `here`.
+    fn pull(&self, here: &Path, files: &[&str], to: &[&str]) -> CopySpec {
+        let root = Root::open(here, Access::ReadWrite).unwrap();
+        let target = |path: Vec<u8>| Target { path, expect: None };
+        CopySpec {
+            granted: Some(Granted::Targets(root, bytes_of(to))),
+            targets: bytes_of(to).into_iter().map(target).collect(),
+            ..CopySpec::new(files.iter().map(|path| self.served.at(path)).collect(), self.served.at(""))
+        }
+    }
+}
+
 fn outcome(engine: &Engine, spec: CopySpec) -> Result<u64, Error> {
     let summary = engine.start(spec)?.wait().map_err(|failure| failure.error)?;
     summary.failures.first().map_or(Ok(summary.done), |error| Err(error.clone()))
 }
 
 #[test]
-fn a_grant_is_enough_for_the_path_that_it_names() {
+fn a_grant_is_enough_for_the_paths_that_it_names() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let scene = scene(there.path());
-    std::fs::write(here.path().join("f"), b"pushed").unwrap();
-    let push = |to: &str| CopySpec::new(vec![local(&here.path().join("f"))], scene.served.at(to));
-    let pull = |from: &str| CopySpec::new(vec![scene.served.at(from)], local(&here.path().join("back")));
-    let write = scene.engine(scene.grant(GrantedAccess::Write, "in/f"));
-    assert_eq!(outcome(&write, push("in/f")).unwrap(), 1);
-    assert_eq!(std::fs::read(there.path().join("in/f")).unwrap(), b"pushed");
-    let read = scene.engine(scene.grant(GrantedAccess::Read, "in/f"));
-    assert_eq!(outcome(&read, pull("in/f")).unwrap(), 1);
-    assert_eq!(read.stat(&scene.served.at("in/f")).unwrap().size, 6);
+    let (here, scene) = (here.path(), scene(there.path()));
+    for name in ["f", "g"] {
+        std::fs::write(here.join(name), name).unwrap();
+    }
+    let read_there = |path: &str| std::fs::read_to_string(there.path().join(path)).unwrap();
+    let write = scene.engine(scene.grant(GrantedAccess::Write, &["in/f", "out/deep/g"]));
+    assert_eq!(outcome(&write, scene.push(here, &["f", "g"], &["in/f", "out/deep/g"])).unwrap(), 2);
+    assert_eq!((read_there("in/f"), read_there("out/deep/g")), ("f".to_owned(), "g".to_owned()));
+    let read = scene.engine(scene.grant(GrantedAccess::Read, &["in/f", "out/deep/g"]));
+    assert_eq!(outcome(&read, scene.pull(here, &["out/deep/g", "in/f"], &["back/1", "2"])).unwrap(), 2);
+    assert_eq!(std::fs::read(here.join("back/1")).unwrap(), b"g");
+    assert_eq!(std::fs::read(here.join("2")).unwrap(), b"f");
+    assert_eq!(read.stat(&scene.served.at("in/f")).unwrap().size, 1);
     std::fs::write(there.path().join("other"), b"secret").unwrap();
-    for (engine, spec) in [(&read, push("in/f")), (&read, pull("other")), (&write, push("other"))] {
+    for (engine, spec) in [
+        (&read, scene.push(here, &["f"], &["in/f"])),
+        (&read, scene.pull(here, &["in/f", "other"], &["3", "4"])),
+        (&write, scene.push(here, &["f", "g"], &["in/f", "other"])),
+        // Without numbers, a directory could be meant.
+        (&read, CopySpec::new(vec![scene.served.at("in/f")], local(&here.join("5")))),
+        (&write, CopySpec::new(vec![local(&here.join("f"))], scene.served.at("in/f"))),
+    ] {
         let error = outcome(engine, spec).unwrap_err();
         assert!(error.kind == ErrorKind::Denied && error.text().contains("another path"), "{error}");
     }
@@ -76,9 +118,60 @@ fn a_grant_is_enough_for_the_path_that_it_names() {
     };
     assert_eq!(deleted(&write, "in/f").unwrap_err().kind, ErrorKind::Denied);
     assert!(there.path().join("in/f").exists());
-    deleted(&scene.engine(scene.grant(GrantedAccess::ReadDelete, "in/f")), "in/f").unwrap();
+    deleted(&scene.engine(scene.grant(GrantedAccess::ReadDelete, &["in/f"])), "in/f").unwrap();
     assert!(!there.path().join("in/f").exists());
-    assert_eq!(std::fs::read(there.path().join("other")).unwrap(), b"secret");
+    assert_eq!(read_there("other"), "secret");
+}
+
+#[test]
+fn each_file_of_a_numbered_copy_ends_by_itself() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (here, scene) = (here.path(), scene(there.path()));
+    std::fs::create_dir(here.join("directory")).unwrap();
+    std::fs::create_dir(there.path().join("taken")).unwrap();
+    std::fs::write(here.join("empty"), b"").unwrap();
+    std::fs::write(here.join("large"), vec![7; 3_000_000]).unwrap();
+    std::fs::write(here.join("f"), b"f").unwrap();
+    let targets = ["a", "a", "../b", "taken", "c", "new/d", "e", "g"];
+    let sources = ["empty", "f", "f", "f", "large", "f", "directory", "missing"];
+    let engine = scene.engine(scene.grant(GrantedAccess::Write, &targets));
+    let spec = CopySpec { overwrite: Overwrite::Never, ..scene.push(here, &sources, &targets) };
+    let summary = engine.start(spec).unwrap().wait().unwrap();
+    assert_eq!((summary.done, summary.failed), (3, 5), "{summary:?}");
+    assert_eq!(std::fs::read(there.path().join("a")).unwrap(), b"", "the first file has the name");
+    assert_eq!(std::fs::metadata(there.path().join("c")).unwrap().len(), 3_000_000);
+    assert_eq!(std::fs::read_dir(there.path().join("taken")).unwrap().count(), 0);
+    assert!(!there.path().join("e").exists() && !there.path().join("g").exists());
+}
+
+#[test]
+fn each_file_of_a_numbered_copy_has_its_own_digest() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (here, scene) = (here.path(), scene(there.path()));
+    let adler32 = Checks { adler32: true, ..Checks::NONE };
+    let digest = |bytes: &[u8]| FileDigests::of(bytes, adler32).digest(Algorithm::Adler32);
+    let large = vec![7; 3_000_000];
+    for (name, bytes) in [("f", &b"f"[..]), ("g", b"g"), ("large", &large)] {
+        std::fs::write(here.join(name), bytes).unwrap();
+        std::fs::write(there.path().join(name), bytes).unwrap();
+    }
+    let names = ["f", "g", "large", "large"];
+    let expected = [digest(b"f"), digest(b"f"), digest(b"g"), digest(&large)];
+    let with_digests = |mut spec: CopySpec| {
+        spec.targets.iter_mut().zip(&expected).for_each(|(target, expect)| target.expect = *expect);
+        CopySpec { checks: adler32, overwrite: Overwrite::Always, ..spec }
+    };
+    let targets = ["1", "2", "3", "4"];
+    let push = with_digests(scene.push(here, &names, &targets));
+    let pull = with_digests(scene.pull(here, &names, &targets));
+    let write = scene.engine(scene.grant(GrantedAccess::Write, &targets));
+    let read = scene.engine(scene.grant(GrantedAccess::Read, &["f", "g", "large"]));
+    for (engine, spec, at) in [(write, push, there.path()), (read, pull, here)] {
+        let summary = engine.start(spec).unwrap().wait().unwrap();
+        assert_eq!((summary.done, summary.failed), (2, 2), "{summary:?}");
+        assert!(summary.failures.iter().all(|error| error.kind == ErrorKind::Corrupt), "{summary:?}");
+        assert_eq!(targets.map(|name| at.join(name).exists()), [true, false, false, true]);
+    }
 }
 
 #[test]
@@ -88,14 +181,14 @@ fn a_grant_of_another_service_or_holder_or_time_is_refused() {
     std::fs::write(there.path().join("f"), b"bytes").unwrap();
     // A refusal that another attempt may not meet is tried again for this time.
     let linger = Duration::from_millis(100);
-    let pull = || CopySpec { linger, ..CopySpec::new(vec![scene.served.at("f")], local(&here.path().join("f"))) };
-    let good = || scene.grant(GrantedAccess::Read, "f");
+    let pull = || CopySpec { linger, ..scene.pull(here.path(), &["f"], &["f"]) };
+    let good = || scene.grant(GrantedAccess::Read, &["f"]);
     let other = Identity::ephemeral().unwrap();
     let stranger = Engine::new(scene.holder.clone(), scene.served.trust());
     let forged = |grant: Grant| scene.with(SignedGrant { signature: other.sign(&grant.signed_bytes()), grant });
     let changed = || {
         let signature = scene.service.sign(&good().signed_bytes());
-        scene.with(SignedGrant { grant: scene.grant(GrantedAccess::Write, "f"), signature })
+        scene.with(SignedGrant { grant: scene.grant(GrantedAccess::Write, &["f"]), signature })
     };
     // Engine; kind of the refusal, and its words.
     for (engine, kind, words) in [

@@ -71,6 +71,7 @@ impl ClientLane {
             checks: Checks::NONE,
             expect: None,
             dry_run: false,
+            targets: Vec::new(),
         };
         lane.send(&Frame::Hello(Hello { rejoin, ..Hello::new(SessionId([1; 16]), request) }));
         lane.wait_for(|frame| matches!(frame, Frame::Welcome(_)));

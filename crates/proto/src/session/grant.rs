@@ -1,10 +1,11 @@
-//! Grants: a transfer service lets one agent open a session with another one, for one path in one direction.
+//! Grants: a transfer service lets one agent open a session with another one, for some paths in one direction.
 //!
 //! A client sends its grant in the hello. Encodes grants to bytes and decodes bytes to grants. Refuses to verify a
 //! signature and to read a clock: the agent does both.
 
 use super::query::{DeleteDirectories, Query};
 use super::request::Request;
+use super::values::{SOURCES_MAX, read_many};
 use crate::error::Error;
 use crate::wire::{Reader, Writer};
 
@@ -33,8 +34,8 @@ pub struct Grant {
     pub at: [u8; 32],
     /// Direction.
     pub access: GrantedAccess,
-    /// Path beneath the roots of the accepting agent, without wildcards.
-    pub path: Vec<u8>,
+    /// Paths beneath the roots of the accepting agent, without wildcards.
+    pub paths: Vec<Vec<u8>>,
     /// Time after which no session starts with the grant, in seconds since 1970.
     pub expires: u64,
 }
@@ -51,23 +52,25 @@ impl Grant {
     /// Returns true if the grant is enough for a request.
     pub fn allows(&self, request: &Request) -> bool {
         match request {
-            Request::Push { destination, several, .. } => {
-                self.access == GrantedAccess::Write && !several && *destination == self.path
+            // Without targets, a directory could be meant.
+            Request::Push { targets, .. } => {
+                self.access == GrantedAccess::Write && self.has(targets.iter().map(|target| &target.path))
             }
-            Request::Pull { sources, .. } => self.is_only(sources),
-            Request::Query(Query::List { paths, .. }) => self.is_only(paths),
+            Request::Pull { sources, numbered, .. } => *numbered && self.has(sources.iter()),
+            Request::Query(Query::List { paths, .. }) => self.has(paths.iter()),
             Request::Query(Query::Delete { paths, directories }) => {
                 self.access == GrantedAccess::ReadDelete
                     && *directories == DeleteDirectories::Empty
-                    && self.is_only(paths)
+                    && self.has(paths.iter())
             }
             Request::Query(Query::Rename { .. }) => false,
             Request::ThirdParty(_) | Request::Probe(_) => false,
         }
     }
 
-    fn is_only(&self, paths: &[Vec<u8>]) -> bool {
-        matches!(paths, [path] if *path == self.path)
+    /// Returns true if there are paths, and all of them are granted.
+    fn has<'a>(&self, mut paths: impl ExactSizeIterator<Item = &'a Vec<u8>>) -> bool {
+        paths.len() > 0 && paths.all(|path| self.paths.contains(path))
     }
 
     fn write(&self, w: &mut Writer) {
@@ -79,7 +82,8 @@ impl Grant {
             GrantedAccess::Write => 2,
             GrantedAccess::ReadDelete => 3,
         });
-        w.bytes(&self.path);
+        w.integer(self.paths.len() as u64);
+        self.paths.iter().for_each(|path| w.bytes(path));
         w.integer(self.expires);
     }
 
@@ -94,7 +98,7 @@ impl Grant {
                 3 => GrantedAccess::ReadDelete,
                 code => return Err(Error::protocol(format!("grant from the peer: unknown access {code}"))),
             },
-            path: r.bytes()?.to_vec(),
+            paths: read_many(r, SOURCES_MAX, |r| r.bytes().map(<[u8]>::to_vec))?,
             expires: r.integer()?,
         })
     }
@@ -141,46 +145,63 @@ mod tests {
     use crate::compress::CompressionPolicy;
     use crate::digest::Checks;
     use crate::session::query::ListOptions;
+    use crate::session::request::Target;
     use crate::session::values::Overwrite;
 
     fn grant(access: GrantedAccess) -> Grant {
-        Grant { service: [1; 32], holder: [2; 32], at: [3; 32], access, path: b"in/f".to_vec(), expires: 1_800_000_000 }
+        let paths = vec![b"in/f".to_vec(), b"in/g".to_vec()];
+        Grant { service: [1; 32], holder: [2; 32], at: [3; 32], access, paths, expires: 1_800_000_000 }
     }
 
-    fn push(destination: &[u8], several: bool) -> Request {
-        let (overwrite, checks) = (Overwrite::Never, Checks::NONE);
-        Request::Push { destination: destination.to_vec(), several, overwrite, checks, expect: None, dry_run: false }
+    fn paths(paths: &[&[u8]]) -> Vec<Vec<u8>> {
+        paths.iter().map(|path| path.to_vec()).collect()
     }
 
-    fn pull(sources: &[&[u8]]) -> Request {
-        let sources = sources.iter().map(|source| source.to_vec()).collect();
-        Request::Pull { sources, dry_run: false, compress: CompressionPolicy::Never, on_demand: false }
+    fn push(destination: &[u8], targets: &[&[u8]]) -> Request {
+        Request::Push {
+            destination: destination.to_vec(),
+            several: false,
+            overwrite: Overwrite::Never,
+            checks: Checks::NONE,
+            expect: None,
+            dry_run: false,
+            targets: paths(targets).into_iter().map(|path| Target { path, expect: None }).collect(),
+        }
     }
 
-    fn list(path: &[u8]) -> Request {
+    fn pull(sources: &[&[u8]], numbered: bool) -> Request {
+        let compress = CompressionPolicy::Never;
+        Request::Pull { sources: paths(sources), dry_run: false, compress, on_demand: false, numbered }
+    }
+
+    fn list(of: &[&[u8]]) -> Request {
         let options = Box::new(ListOptions::new(Some(0)));
-        Request::Query(Query::List { paths: vec![path.to_vec()], options })
+        Request::Query(Query::List { paths: paths(of), options })
     }
 
     #[test]
-    fn a_grant_is_for_one_path_in_one_direction() {
-        let delete =
-            |path: &[u8], directories| Request::Query(Query::Delete { paths: vec![path.to_vec()], directories });
+    fn a_grant_is_for_its_paths_in_one_direction() {
+        let delete = |of: &[&[u8]], directories| Request::Query(Query::Delete { paths: paths(of), directories });
         // Request; allowed to read, to write, and to read and delete.
         for (request, to_read, to_write, to_delete) in [
-            (push(b"in/f", false), false, true, false),
-            (push(b"in/f", true), false, false, false),
-            (push(b"in", false), false, false, false),
-            (push(b"in/f/", false), false, false, false),
-            (pull(&[b"in/f"]), true, true, true),
-            (pull(&[b"in/g"]), false, false, false),
-            (pull(&[b"in/f", b"in/f"]), false, false, false),
-            (pull(&[]), false, false, false),
-            (list(b"in/f"), true, true, true),
-            (list(b""), false, false, false),
-            (delete(b"in/f", DeleteDirectories::Empty), false, false, true),
-            (delete(b"in", DeleteDirectories::Empty), false, false, false),
-            (delete(b"in/f", DeleteDirectories::WithContents), false, false, false),
+            (push(b"", &[b"in/f"]), false, true, false),
+            (push(b"", &[b"in/g", b"in/f"]), false, true, false),
+            (push(b"", &[b"in/f", b"in/h"]), false, false, false),
+            (push(b"in/f", &[]), false, false, false),
+            (push(b"", &[b"in"]), false, false, false),
+            (push(b"", &[b"in/f/"]), false, false, false),
+            (pull(&[b"in/f"], true), true, true, true),
+            (pull(&[b"in/g", b"in/f"], true), true, true, true),
+            (pull(&[b"in/f"], false), false, false, false),
+            (pull(&[b"in/h"], true), false, false, false),
+            (pull(&[b"in/f", b"in/h"], true), false, false, false),
+            (pull(&[], true), false, false, false),
+            (list(&[b"in/f"]), true, true, true),
+            (list(&[b"in/g", b""]), false, false, false),
+            (list(&[b""]), false, false, false),
+            (delete(&[b"in/f"], DeleteDirectories::Empty), false, false, true),
+            (delete(&[b"in"], DeleteDirectories::Empty), false, false, false),
+            (delete(&[b"in/f"], DeleteDirectories::WithContents), false, false, false),
         ] {
             assert_eq!(grant(GrantedAccess::Read).allows(&request), to_read, "read: {request:?}");
             assert_eq!(grant(GrantedAccess::Write).allows(&request), to_write, "write: {request:?}");
@@ -196,7 +217,7 @@ mod tests {
         others[1].holder[31] ^= 1;
         others[2].at[7] ^= 1;
         others[3].access = GrantedAccess::Write;
-        others[4].path.push(b'x');
+        others[4].paths[1].push(b'x');
         others[5].expires += 1;
         for other in others {
             assert_ne!(other.signed_bytes(), first.signed_bytes(), "{other:?}");

@@ -37,7 +37,7 @@ pub use replicas::{
     Arrival, BlockUse, CONTROL, CopyId, REPLICAS_MAX, ReplicaAccount, ReplicaEvent, ReplicaId, ReplicaPlan,
     ReplicaSession,
 };
-pub use request::Request;
+pub use request::{Request, Target, number_of_name};
 pub use runs::BlockOrder;
 pub use send::{BlockTask, SendEvent, SendSession};
 pub use third_party::{

@@ -7,13 +7,36 @@ use super::probe::Probe;
 use super::query::Query;
 use super::third_party::ThirdParty;
 use super::values::{
-    Overwrite, SOURCES_MAX, read_checks, read_expect, read_flag, read_overwrite, read_wish, write_checks, write_expect,
-    write_overwrite, write_wish,
+    Overwrite, SOURCES_MAX, read_checks, read_expect, read_flag, read_many, read_overwrite, read_wish, write_checks,
+    write_expect, write_overwrite, write_wish,
 };
 use crate::compress::CompressionPolicy;
 use crate::digest::{Checks, Digest};
 use crate::error::Error;
+use crate::file::RelPath;
 use crate::wire::{Reader, Writer};
+
+/// Field of a push: the targets of a numbered copy.
+const TARGETS: u8 = 1;
+
+/// Field of a pull: it is a numbered copy.
+const NUMBERED: u8 = 1;
+
+/// Target of a numbered copy. Such a copy moves file N from source N to exactly target N, and its name in the session
+/// is [`RelPath::of_number`] of N.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// File path.
+    pub path: Vec<u8>,
+    /// Digest that the file must have.
+    pub expect: Option<Digest>,
+}
+
+/// Returns the number of a file in the session of a numbered copy; `None`: the path is no such name.
+pub fn number_of_name(path: &RelPath) -> Option<usize> {
+    let number = std::str::from_utf8(path.as_bytes()).ok()?.parse().ok()?;
+    (RelPath::of_number(number) == *path).then_some(number)
+}
 
 /// Request of a client to an agent. Paths are written as in a location: beneath the agent's root, with wildcards in
 /// sources.
@@ -33,6 +56,9 @@ pub enum Request {
         expect: Option<Digest>,
         /// True if the agent writes nothing and only reports what it would do.
         dry_run: bool,
+        /// Targets of a numbered copy, at most [`SOURCES_MAX`]; empty: it is no such copy. Otherwise `destination` is
+        /// empty and `expect` is `None`.
+        targets: Vec<Target>,
     },
     /// The agent sends `sources`; the client receives.
     Pull {
@@ -45,6 +71,8 @@ pub enum Request {
         /// True if the agent sends no block of a large file until the client has reported which blocks it has. Reason:
         /// the client also asks other replicas.
         on_demand: bool,
+        /// True for a numbered copy: each source is one file, and its name is its number.
+        numbered: bool,
     },
     /// The agent runs a session with another agent and reports its events. No block travels on this lane.
     ThirdParty(Box<ThirdParty>),
@@ -59,7 +87,7 @@ pub enum Request {
 impl Request {
     pub(super) fn write(&self, w: &mut Writer) {
         match self {
-            Self::Push { destination, several, overwrite, checks, expect, dry_run } => {
+            Self::Push { destination, several, overwrite, checks, expect, dry_run, .. } => {
                 w.byte(1);
                 w.bytes(destination);
                 w.byte(u8::from(*several));
@@ -68,7 +96,7 @@ impl Request {
                 write_expect(w, *expect);
                 w.byte(u8::from(*dry_run));
             }
-            Self::Pull { sources, dry_run, compress, on_demand } => {
+            Self::Pull { sources, dry_run, compress, on_demand, .. } => {
                 w.byte(2);
                 w.integer(sources.len() as u64);
                 for source in sources {
@@ -91,11 +119,23 @@ impl Request {
                 probe.write(w);
             }
         }
-        w.empty_area();
+        match self {
+            Self::Push { targets, .. } if !targets.is_empty() => w.area(|w| {
+                w.field(TARGETS, |w| {
+                    w.integer(targets.len() as u64);
+                    for target in targets {
+                        w.bytes(&target.path);
+                        write_expect(w, target.expect);
+                    }
+                });
+            }),
+            Self::Pull { numbered: true, .. } => w.area(|w| w.field(NUMBERED, |_| {})),
+            _ => w.empty_area(),
+        }
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
-        let request = match r.byte()? {
+        let mut request = match r.byte()? {
             1 => Self::Push {
                 destination: r.bytes()?.to_vec(),
                 several: read_flag(r)?,
@@ -103,6 +143,7 @@ impl Request {
                 checks: read_checks(r)?,
                 expect: read_expect(r)?,
                 dry_run: read_flag(r)?,
+                targets: Vec::new(),
             },
             2 => {
                 let count = r.integer_up_to(SOURCES_MAX as u64)?;
@@ -111,7 +152,7 @@ impl Request {
                     sources.push(r.bytes()?.to_vec());
                 }
                 let (dry_run, compress) = (read_flag(r)?, read_wish(r)?);
-                Self::Pull { sources, dry_run, compress, on_demand: read_flag(r)? }
+                Self::Pull { sources, dry_run, compress, on_demand: read_flag(r)?, numbered: false }
             }
             3 => Self::ThirdParty(Box::new(ThirdParty::read(r)?)),
             4 => Self::Query(Query::read(r)?),
@@ -121,7 +162,18 @@ impl Request {
                 return Err(Error::protocol(text));
             }
         };
-        r.skip_area()?;
+        r.area(|number, value| match (&mut request, number) {
+            (Self::Push { targets, .. }, TARGETS) => {
+                let target = |r: &mut Reader<'_>| Ok(Target { path: r.bytes()?.to_vec(), expect: read_expect(r)? });
+                *targets = read_many(value, SOURCES_MAX, target)?;
+                Ok(true)
+            }
+            (Self::Pull { numbered, .. }, NUMBERED) => {
+                *numbered = true;
+                Ok(true)
+            }
+            _ => Ok(false),
+        })?;
         Ok(request)
     }
 }

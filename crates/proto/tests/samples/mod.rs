@@ -12,7 +12,8 @@ use sterna_proto::session::{
     DeleteDirectories, Details, DigestQuery, Features, FileId, FileOutcome, Filter, Frame, Grant, GrantedAccess, Hello,
     IpBytes, KEYS_MAX, LINGER_DEFAULT, LaneFigures, ListOptions, Listed, ListedKind, Message, Overwrite, Owner,
     PACK_FILES_MAX, PATHS_MAX, PROBE_BYTES_MAX, PROBE_BYTES_MIN, PassiveAgent, PathNumber, PeerAddress, Probe, Query,
-    Request, SETTLED_REPORTED_MAX, SOURCES_MAX, SessionId, SignedGrant, Snapshot, Subject, Symlinks, ThirdParty, Xattr,
+    Request, SETTLED_REPORTED_MAX, SOURCES_MAX, SessionId, SignedGrant, Snapshot, Subject, Symlinks, Target,
+    ThirdParty, Xattr,
 };
 use sterna_proto::{
     Algorithm, BitRate, ByteCount, Checks, Counters, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry,
@@ -69,6 +70,7 @@ pub fn requests() -> Vec<Request> {
         checks: Checks { adler32: flag, crc32c: !flag, md5: flag, sha256: !flag },
         expect,
         dry_run: !flag,
+        targets: Vec::new(),
     };
     let sha256 = FileDigests::of(b"x", Checks { sha256: true, ..Checks::NONE }).digest(Algorithm::Sha256);
     let blake3: Option<Digest> = FileDigests::of(b"x", Checks::NONE).digest(Algorithm::Blake3);
@@ -77,6 +79,24 @@ pub fn requests() -> Vec<Request> {
         dry_run: true,
         compress: [CompressionPolicy::Auto, CompressionPolicy::Never, CompressionPolicy::Always][count % 3],
         on_demand: count % 2 == 1,
+        numbered: false,
+    };
+    let target = |number: usize| Target { path: format!("in/{number}").into_bytes(), expect: sha256 };
+    let push_to = |targets: usize| Request::Push {
+        destination: Vec::new(),
+        several: false,
+        overwrite: Overwrite::Never,
+        checks: Checks::NONE,
+        expect: None,
+        dry_run: false,
+        targets: (0..targets).map(target).collect(),
+    };
+    let numbered = Request::Pull {
+        sources: vec![b"a".to_vec(), b"b/c".to_vec()],
+        dry_run: false,
+        compress: CompressionPolicy::Auto,
+        on_demand: false,
+        numbered: true,
     };
     vec![
         push(Overwrite::Never, None, true),
@@ -85,6 +105,9 @@ pub fn requests() -> Vec<Request> {
         pull(0),
         pull(1),
         pull(SOURCES_MAX),
+        push_to(1),
+        push_to(100),
+        numbered,
         third_party(ActiveEnd::Source, "hub.example.org", 1),
         third_party(ActiveEnd::Destination, "::1", KEYS_MAX),
     ]
@@ -322,7 +345,7 @@ pub fn frames() -> Vec<Frame> {
         holder: [5; 32],
         at: [6; 32],
         access: GrantedAccess::Write,
-        path: b"in/f".to_vec(),
+        paths: vec![b"in/f".to_vec(), b"in/g".to_vec()],
         expires: 1_800_000_000,
     };
     let grant = Some(Box::new(SignedGrant { grant, signature: [7; 64] }));

@@ -9,20 +9,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use sterna_net::agent::{Agent, Commission, CommissionSpec, Work};
-use sterna_net::engine::{Cancel, CopyProgress, CopySummary};
+use sterna_net::agent::{Agent, Commission, CommissionSpec, FileEnd, Work};
+use sterna_net::engine::{Cancel, CopyProgress};
 use sterna_net::identity::Fingerprint;
 use sterna_net::web::Secret;
 use sterna_proto::compress::CompressionPolicy;
+use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::{HostPort, RemoteLocation};
 use sterna_proto::rate::RateContract;
-use sterna_proto::session::{ActiveEnd, Overwrite, PassiveAgent, SignedGrant, ThirdParty};
+use sterna_proto::session::{ActiveEnd, Overwrite, PassiveAgent, SignedGrant, Target, ThirdParty};
 use sterna_proto::web::WebLocation;
-use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, Location, Phase, Retry, Scope};
+use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, FileDigests, Location, Phase, Retry, Scope};
 use tokio::sync::Notify;
 use tracing::warn;
 
-use crate::job::{ChecksumPolicy, Failure, Moved, OverwritePolicy, PathFacts};
+use crate::job::{ChecksumPolicy, Failure, Moved, OverwritePolicy, PathFacts, Task};
 use crate::worker::{End, FromAgent, Key, Order, Other, from_base64};
 
 /// Name of this way of moving files, in replies.
@@ -56,8 +57,8 @@ struct State {
 struct Ended {
     /// Report.
     report: FromAgent,
-    /// Copy whose source is deleted when the service has accepted the end: until then, it may start the transfer again.
-    deletes: Option<Commission>,
+    /// Source that is deleted when the service has accepted the end: until then, it may start the transfer again.
+    deletes: Deletes,
 }
 
 /// Transfers of this agent.
@@ -122,9 +123,9 @@ impl Transfers {
     /// between hops.
     pub(super) fn handle_recorded(&self, key: Key, is_accepted: bool) {
         let ended = self.state.lock().ended.remove(&key);
-        let Some(commission) = ended.and_then(|ended| ended.deletes).filter(|_| is_accepted) else { return };
+        let Some((commission, number)) = ended.and_then(|ended| ended.deletes).filter(|_| is_accepted) else { return };
         let delete = move || {
-            if let Err(error) = commission.delete_source() {
+            if let Err(error) = commission.delete_source(number) {
                 // The file has arrived; the copy in between only takes room.
                 warn!("delete the copy between two hops: {}", error.chain());
             }
@@ -134,7 +135,7 @@ impl Transfers {
         }
     }
 
-    /// Stops a transfer. Its end is reported.
+    /// Stops a transfer, and those that share its session. Their ends are reported.
     pub(super) fn cancel(&self, key: Key) {
         let cancel = self.state.lock().running.get(&key).map(|running| running.cancel.clone());
         cancel.iter().for_each(Cancel::cancel);
@@ -160,32 +161,37 @@ impl Transfers {
         }
     }
 
-    /// Starts a transfer in a thread. An order that has arrived before changes nothing.
-    pub(super) fn start(self: &Arc<Self>, service: Service, order: Order) {
-        let key = Key::of(&order.task);
+    /// Starts the transfers of an order in a thread. One that has arrived before is left out.
+    pub(super) fn start(self: &Arc<Self>, service: Service, mut order: Order) {
         let cancel = Cancel::default();
         {
             let mut state = self.state.lock();
-            if state.running.contains_key(&key) || state.ended.contains_key(&key) {
-                return;
+            order.tasks.retain(|task| {
+                let key = Key::of(task);
+                !state.running.contains_key(&key) && !state.ended.contains_key(&key)
+            });
+            for task in &order.tasks {
+                let running = Running { cancel: cancel.clone(), bytes: (0, 0), is_dropped: false };
+                state.running.insert(Key::of(task), running);
             }
-            let running = Running { cancel: cancel.clone(), bytes: (0, 0), is_dropped: false };
-            state.running.insert(key, running);
         }
+        let keys: Vec<Key> = order.tasks.iter().map(Key::of).collect();
         let transfers = Arc::clone(self);
         let run = move || {
-            let outcome = transfers.run(service, &order, &cancel);
-            transfers.end(key, outcome);
+            if let Err(error) = transfers.run(service, &order, &cancel) {
+                order.tasks.iter().for_each(|task| transfers.end(Key::of(task), Err(error.clone())));
+            }
         };
         if let Err(e) = thread::Builder::new().name("transfer".to_owned()).spawn(run) {
             let text = "start a thread for the transfer";
             let error = Error::new(ErrorKind::Limit, Scope::Service, Phase::Prepare, text);
-            self.end(key, Err(error.retry(Retry::After).caused_by(e)));
+            let error = error.retry(Retry::After).caused_by(e);
+            keys.into_iter().for_each(|key| self.end(key, Err(error.clone())));
         }
     }
 
-    /// Records the end of a transfer.
-    fn end(&self, key: Key, outcome: Result<(Moved, Option<Commission>), Error>) {
+    /// Records the end of a transfer. One that has ended before keeps its end.
+    fn end(&self, key: Key, outcome: Result<(Moved, Deletes), Error>) {
         let (moved, failure, deletes) = match outcome {
             Ok((moved, deletes)) => (moved, None, deletes),
             Err(error) => (Moved::default(), Some(Failure::from(&error)), None),
@@ -200,74 +206,206 @@ impl Transfers {
         self.idle.notify_all();
     }
 
-    /// Runs a transfer. Returns its copy too, if the source is to be deleted.
-    fn run(&self, service: Service, order: &Order, cancel: &Cancel) -> Result<(Moved, Option<Commission>), Error> {
-        let (task, key) = (&order.task, Key::of(&order.task));
+    /// Records the bytes that a session has brought, at the first of its transfers that runs.
+    fn show(&self, order: &Order, bytes: u64) {
+        let mut state = self.state.lock();
+        let first = order.tasks.iter().find(|task| state.running.contains_key(&Key::of(task))).map(Key::of);
+        first.and_then(|key| state.running.get_mut(&key)).into_iter().for_each(|running| running.bytes.0 = bytes);
+    }
+
+    /// Runs the transfers of an order, and records their ends. Errors: no transfer has begun.
+    fn run(&self, service: Service, order: &Order, cancel: &Cancel) -> Result<(), Error> {
+        let Some(first) = order.tasks.first() else { return Ok(()) };
         let spec = CommissionSpec { service: service.key, from: service.address, work: work_of(order)? };
-        let commission = self.agent.commission(spec)?;
-        commission.check_own_end(cancel)?;
+        let commission = Arc::new(self.agent.commission(spec)?);
         let (started, is_late) = (Instant::now(), AtomicBool::new(false));
-        let time_max = task.options.timeout_s.map(|seconds| Duration::from_secs(u64::from(seconds)));
-        let facts = Mutex::new(PathFacts::default());
+        let time_max = first.options.timeout_s.map(|seconds| Duration::from_secs(u64::from(seconds)));
+        let measured = Mutex::new(Measured::default());
         let report = |progress: &CopyProgress| {
-            if let Some(running) = self.state.lock().running.get_mut(&key) {
-                running.bytes.0 = progress.session.counters.bytes_brought();
-            }
-            observe(&mut facts.lock(), progress);
+            let mut measured = measured.lock();
+            let brought = progress.session.counters.bytes_brought();
+            self.show(order, brought.saturating_sub(measured.ended));
+            measured.observe(progress);
             if time_max.is_some_and(|time| started.elapsed() > time) && !is_late.swap(true, Ordering::Relaxed) {
                 cancel.cancel();
             }
         };
-        let outcome = commission.run(cancel, PROGRESS_EVERY, report).map_err(|failure| failure.error);
-        let facts = matches!(order.other, Other::Agent { .. }).then(|| facts.into_inner());
-        let outcome = outcome.and_then(|summary| moved(&summary, facts));
-        let outcome = match outcome {
-            Err(_) if is_late.into_inner() => {
-                let text = format!("the attempt took longer than {} s", task.options.timeout_s.unwrap_or_default());
-                Err(Error::new(ErrorKind::Limit, Scope::Path, Phase::Transfer, text).retry(Retry::After))
+        let mut ending = Ending { order, commission: &commission, last: Duration::ZERO, held: None, exist: Vec::new() };
+        let outcome = commission.run(cancel, PROGRESS_EVERY, report, |end| {
+            let took = ending.took(started.elapsed());
+            measured.lock().ended += end.outcome.as_ref().map_or(0, |(bytes, _)| *bytes);
+            let end = match end.outcome {
+                Err(_) if is_late.load(Ordering::Relaxed) => FileEnd { outcome: Err(too_late(first)), ..end },
+                _ => end,
+            };
+            // The last one waits for the summary, which has the limits of the whole session.
+            if let Some((end, took)) = ending.held.replace((end, took)) {
+                let measured = measured.lock();
+                self.end_file(&mut ending, end, took, (&measured.limits, None));
             }
+        });
+        if let Ok(summary) = &outcome {
+            measured.lock().limits = shares_of(&summary.limits.total);
+        }
+        if let Some((end, took)) = ending.held.take() {
+            let measured = measured.into_inner();
+            let facts = matches!(order.other, Other::Agent { .. }).then_some(measured.facts);
+            self.end_file(&mut ending, end, took, (&measured.limits, facts));
+        }
+        self.compare(&ending, cancel);
+        Ok(())
+    }
+
+    /// Records the end of a file of a session.
+    fn end_file(
+        &self,
+        ending: &mut Ending<'_>,
+        end: FileEnd,
+        took: Duration,
+        (limits, path): (&[(String, f64)], Option<PathFacts>),
+    ) {
+        let Some(task) = ending.order.tasks.get(end.number) else { return };
+        let outcome = match end.outcome {
             // An earlier start may have published it before its worker or the service ended.
-            Err(error) if error.kind == ErrorKind::Exists && task.is_repeated() => compare(&commission, cancel, error),
-            outcome => outcome,
+            Err(error) if error.kind == ErrorKind::Exists && task.is_repeated() => {
+                ending.exist.push((end.number, error));
+                return;
+            }
+            Err(error) => Err(error),
+            Ok((bytes, digests)) => {
+                let moved = Moved {
+                    bytes,
+                    size: Some(bytes),
+                    time_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                    checksum: digests.and_then(|digests| checksum_of(task, &digests)),
+                    by: Some(BY_AGENTS.to_owned()),
+                    limits: limits.to_vec(),
+                    path,
+                };
+                Ok((moved, ending.deletes(end.number)))
+            }
         };
-        let moved = outcome?;
-        Ok((moved, Some(commission).filter(|_| task.deletes_source)))
+        self.end(Key::of(task), outcome);
+    }
+
+    /// Records the ends of files that existed and that an earlier start may have published. They have arrived, if both
+    /// ends have the same bytes.
+    fn compare(&self, ending: &Ending<'_>, cancel: &Cancel) {
+        let numbers: Vec<usize> = ending.exist.iter().map(|(number, _)| *number).collect();
+        let same = if numbers.is_empty() { Ok(Vec::new()) } else { ending.commission.are_same(&numbers, cancel) };
+        for (at, (number, exists)) in ending.exist.iter().enumerate() {
+            let Some(task) = ending.order.tasks.get(*number) else { continue };
+            let outcome = match &same {
+                Err(error) => Err(error.clone()),
+                Ok(same) if same.get(at) == Some(&true) => {
+                    let moved = Moved { by: Some(BY_AGENTS.to_owned()), ..Moved::default() };
+                    Ok((moved, ending.deletes(*number)))
+                }
+                Ok(_) => Err(exists.clone()),
+            };
+            self.end(Key::of(task), outcome);
+        }
     }
 }
 
-/// Returns the outcome of a transfer whose destination exists: it has arrived, if both files are the same.
-fn compare(commission: &Commission, cancel: &Cancel, exists: Error) -> Result<Moved, Error> {
-    match commission.is_same(cancel)? {
-        true => Ok(Moved { by: Some(BY_AGENTS.to_owned()), ..Moved::default() }),
-        false => Err(exists),
+/// Copy, and the number of its file whose source is to be deleted.
+type Deletes = Option<(Arc<Commission>, usize)>;
+
+/// Measurements of a session.
+#[derive(Default)]
+struct Measured {
+    facts: PathFacts,
+    /// Limits, each with its share of the time.
+    limits: Vec<(String, f64)>,
+    /// Bytes of the files that have ended.
+    ended: u64,
+}
+
+impl Measured {
+    fn observe(&mut self, progress: &CopyProgress) {
+        observe(&mut self.facts, progress);
+        self.limits = shares_of(&progress.limits.report.total);
     }
+}
+
+/// Ends of the files of a session.
+struct Ending<'a> {
+    order: &'a Order,
+    commission: &'a Arc<Commission>,
+    /// Time of the last end, since the start.
+    last: Duration,
+    /// Last end, with its time, that is not recorded yet.
+    held: Option<(FileEnd, Duration)>,
+    /// Files that existed, with their errors.
+    exist: Vec<(usize, Error)>,
+}
+
+impl Ending<'_> {
+    /// Returns the time since the last end: that of the file that ends `now`.
+    fn took(&mut self, now: Duration) -> Duration {
+        now.saturating_sub(std::mem::replace(&mut self.last, now))
+    }
+
+    fn deletes(&self, number: usize) -> Deletes {
+        let task = self.order.tasks.get(number)?;
+        task.deletes_source.then(|| (Arc::clone(self.commission), number))
+    }
+}
+
+/// Returns the error of an attempt that took too long.
+fn too_late(task: &Task) -> Error {
+    let text = format!("the attempt took longer than {} s", task.options.timeout_s.unwrap_or_default());
+    Error::new(ErrorKind::Limit, Scope::Path, Phase::Transfer, text).retry(Retry::After)
+}
+
+fn shares_of(times: &LimitTimes) -> Vec<(String, f64)> {
+    times.shares().into_iter().map(|(limit, share)| (limit.name().to_owned(), share)).collect()
+}
+
+/// Returns the checksum of a file that has arrived, in the algorithm that its job wants.
+fn checksum_of(task: &Task, digests: &FileDigests) -> Option<String> {
+    let (algorithm, _) = checksum_wanted(task).ok()?;
+    let digest = digests.digest(algorithm?)?;
+    Some(format!("{}:{}", algorithm?.name().to_ascii_uppercase(), digest.hex()))
 }
 
 /// Returns the copy that an order describes. Errors: `Usage`, `Protocol`.
 fn work_of(order: &Order) -> Result<Work, Error> {
-    let task = &order.task;
-    let checksum = task.checksum.as_deref().filter(|_| task.options.checksum != ChecksumPolicy::None);
-    let (algorithm, expect) = checksum.map(read_checksum).transpose()?.unwrap_or_default();
-    let checks = algorithm.map_or(Checks::NONE, |algorithm| Checks::NONE.with(algorithm));
-    let overwrite = match task.options.overwrite {
+    let first = order.tasks.first().ok_or_else(|| Error::protocol("an order without a transfer"))?;
+    let overwrite = match first.options.overwrite {
         OverwritePolicy::Never => Overwrite::Never,
         OverwritePolicy::Always => Overwrite::Always,
-        OverwritePolicy::OnRetry if task.attempt > 1 => Overwrite::Always,
+        OverwritePolicy::OnRetry if first.attempt > 1 => Overwrite::Always,
         OverwritePolicy::OnRetry => Overwrite::Never,
     };
-    let (address, key, grant) = match &order.other {
-        Other::Agent { address, key, grant } => (address, key, grant),
+    match &order.other {
+        Other::Agent { address, key, grant } => with_agent(order, (address, key, grant), overwrite),
+        Other::Web { .. } if order.tasks.len() > 1 => {
+            Err(Error::protocol("an order of several files with a web server"))
+        }
         Other::Web { token } if order.end == End::Destination => {
-            let (source, token) = (WebLocation::parse(&http(&task.source))?, token.clone().map(Secret));
-            let destination = remote(&task.destination)?.path;
-            return Ok(Work::FromWeb { source, token, destination, overwrite, checks, expect });
+            let (source, token) = (WebLocation::parse(&http(&first.source))?, token.clone().map(Secret));
+            let destination = remote(&first.destination)?.path;
+            let (algorithm, expect) = checksum_wanted(first)?;
+            let checks = algorithm.map_or(Checks::NONE, |algorithm| Checks::NONE.with(algorithm));
+            Ok(Work::FromWeb { source, token, destination, overwrite, checks, expect })
         }
         Other::Web { .. } => {
-            let text = format!("send to {}: an agent only reads from web servers", task.destination);
-            return Err(Error::new(ErrorKind::Usage, Scope::Service, Phase::Prepare, text));
+            let text = format!("send to {}: an agent only reads from web servers", first.destination);
+            Err(Error::new(ErrorKind::Usage, Scope::Service, Phase::Prepare, text))
         }
-    };
-    let (source, destination) = (remote(&task.source)?, remote(&task.destination)?);
+    }
+}
+
+/// Returns the copy of an order with another agent.
+fn with_agent(order: &Order, (address, key, grant): (&str, &str, &str), overwrite: Overwrite) -> Result<Work, Error> {
+    let (mut sources, mut targets, mut checks) = (Vec::new(), Vec::new(), Checks::NONE);
+    for task in &order.tasks {
+        let (algorithm, expect) = checksum_wanted(task)?;
+        checks = algorithm.map_or(checks, |algorithm| checks.with(algorithm));
+        sources.push(remote(&task.source)?.path);
+        targets.push(Target { path: remote(&task.destination)?.path, expect });
+    }
     let HostPort { host, port } =
         address.parse().map_err(|why| Error::protocol(format!("the address {address:?}: {why}")))?;
     let key: Fingerprint = key.parse().map_err(|e| Error::protocol("the key of the other agent").caused_by(e))?;
@@ -277,11 +415,12 @@ fn work_of(order: &Order) -> Result<Work, Error> {
             End::Destination => ActiveEnd::Destination,
         },
         passive: PassiveAgent { host, port, keys: vec![key.0] },
-        sources: vec![source.path],
-        destination: destination.path,
+        sources,
+        // For the log.
+        destination: targets.first().map(|target| target.path.clone()).unwrap_or_default(),
         overwrite,
         checks,
-        expect,
+        expect: None,
         dry_run: false,
         compress: CompressionPolicy::Auto,
         via: None,
@@ -292,7 +431,13 @@ fn work_of(order: &Order) -> Result<Work, Error> {
         settled: Vec::new(),
     };
     let grant = SignedGrant::decode(&from_base64(grant)?)?;
-    Ok(Work::WithAgent { request: Box::new(request), grant: Box::new(grant) })
+    Ok(Work::WithAgent { request: Box::new(request), targets, grant: Box::new(grant) })
+}
+
+/// Returns the algorithm of the checksum that a job wants of its file, and the value that the file must have.
+fn checksum_wanted(task: &Task) -> Result<(Option<Algorithm>, Option<Digest>), Error> {
+    let checksum = task.checksum.as_deref().filter(|_| task.options.checksum != ChecksumPolicy::None);
+    Ok(checksum.map(read_checksum).transpose()?.unwrap_or_default())
 }
 
 /// Returns a location with the scheme of HTTP, if it has that of WebDAV (`dav`, `davs`).
@@ -330,28 +475,6 @@ fn observe(facts: &mut PathFacts, progress: &CopyProgress) {
     // Lanes that have ended are not in the list any more.
     facts.packets_sent = facts.packets_sent.max(sent);
     facts.packets_lost = facts.packets_lost.max(lost);
-}
-
-/// Returns the result of a copy. Errors: that of its file; `Usage`, if it was no single file.
-fn moved(summary: &CopySummary, path: Option<PathFacts>) -> Result<Moved, Error> {
-    if let Some(error) = summary.failures.first() {
-        return Err(error.clone());
-    }
-    if summary.done + summary.skipped != 1 {
-        let text = "the source is no single file: a transfer moves one file";
-        return Err(Error::new(ErrorKind::Usage, Scope::Source, Phase::Prepare, text));
-    }
-    let bytes = summary.bytes + summary.bytes_skipped;
-    let limits = summary.limits.total.shares();
-    Ok(Moved {
-        bytes,
-        size: Some(bytes),
-        time_ms: u64::try_from(summary.elapsed.as_millis()).unwrap_or(u64::MAX),
-        checksum: None,
-        by: Some(BY_AGENTS.to_owned()),
-        limits: limits.into_iter().map(|(limit, share)| (limit.name().to_owned(), share)).collect(),
-        path,
-    })
 }
 
 #[cfg(test)]

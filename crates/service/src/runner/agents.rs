@@ -35,6 +35,13 @@ impl Running {
     pub(super) fn is_start(&self, worker: &Arc<str>, key: Key) -> bool {
         self.worker == *worker && self.file.starts == key.start
     }
+
+    /// Returns true if the transfer starts again, and its failure is no failed attempt: the other agent has moved, or
+    /// another file of the session was cancelled.
+    pub(super) fn goes_again(&self, failure: Option<&Error>) -> bool {
+        let is_cancelled = failure.is_some_and(|error| error.kind == ErrorKind::Cancelled);
+        failure.is_some() && self.has_moved || is_cancelled && !self.is_cancelled && self.file.new.shares_session
+    }
 }
 
 impl Runner {
@@ -88,34 +95,41 @@ impl Runner {
         self.applied.sites.get(site).map_or(&[], |site| site.agents.as_slice())
     }
 
-    /// Returns the order for a transfer. Errors: `Usage`, for a location that agents do not understand.
-    pub(super) fn order(&self, mut task: Task, assignment: &Assignment) -> Result<Order, Error> {
+    /// Returns the order for transfers that share a session. Errors: `Usage`, for a location that agents do not
+    /// understand.
+    pub(super) fn order(&self, mut tasks: Vec<Task>, assignment: &Assignment) -> Result<Order, Error> {
         // Only replies of FTS3 need them.
-        task.options.fts.clear();
+        tasks.iter_mut().for_each(|task| task.options.fts.clear());
         let Assignment { agent, end, peer, .. } = assignment;
         let Some(peer) = peer else {
-            let secret = match end {
-                End::Source => &task.credentials.destination,
-                End::Destination => &task.credentials.source,
-            };
-            let token = secret.as_ref().map(|secret| secret.reveal().to_owned());
-            return Ok(Order { task, end: *end, other: Other::Web { token } });
+            let secret = tasks.first().and_then(|task| match end {
+                End::Source => task.credentials.destination.as_ref(),
+                End::Destination => task.credentials.source.as_ref(),
+            });
+            let token = secret.map(|secret| secret.reveal().to_owned());
+            return Ok(Order { tasks, end: *end, other: Other::Web { token } });
         };
-        let (there, access) = match end {
-            End::Source => (&task.destination, GrantedAccess::Write),
-            End::Destination if task.deletes_source => (&task.source, GrantedAccess::ReadDelete),
-            End::Destination => (&task.source, GrantedAccess::Read),
+        let access = match end {
+            End::Source => GrantedAccess::Write,
+            End::Destination if tasks.iter().any(|task| task.deletes_source) => GrantedAccess::ReadDelete,
+            End::Destination => GrantedAccess::Read,
         };
-        let Location::Remote(there) = Location::parse(OsStr::new(there))? else {
-            let text = format!("{there} is not at an agent");
-            return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        let path = |task: &Task| {
+            let there = if *end == End::Source { &task.destination } else { &task.source };
+            match Location::parse(OsStr::new(there))? {
+                Location::Remote(there) => Ok(there.path),
+                _ => {
+                    let text = format!("{there} is not at an agent");
+                    Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+                }
+            }
         };
         let grant = Grant {
             service: self.identity.fingerprint().0,
             holder: agent.0,
             at: peer.agent.0,
             access,
-            path: there.path,
+            paths: tasks.iter().map(path).collect::<Result<_, _>>()?,
             expires: u64::try_from(now().0 / 1000).unwrap_or(0) + GRANT_SECONDS,
         };
         let signature = self.identity.sign(&grant.signed_bytes());
@@ -124,7 +138,7 @@ impl Runner {
             key: peer.agent.to_string(),
             grant: to_base64(&SignedGrant { grant, signature }.encode()),
         };
-        Ok(Order { task, end: *end, other })
+        Ok(Order { tasks, end: *end, other })
     }
 
     /// Records the connection of an agent. Returns its transfers that have got lost.
@@ -186,7 +200,11 @@ impl Runner {
         if lost.is_empty() {
             return;
         }
-        warn!("{} transfers of agents that are away or were restarted start again", lost.len());
+        warn!(
+            "{} transfers start again: their agent is away, was restarted or has moved, or a file of their session was \
+             cancelled",
+            lost.len()
+        );
         let at = now();
         let lost_too_often = || {
             let text = format!("its agents were lost {LOST_STARTS_MAX} times while they ran it");
@@ -230,7 +248,9 @@ impl Runner {
     }
 
     fn refresh_site(&self, endpoint: &Name) {
-        let is_absent = site_of(endpoint).is_some_and(|site| !self.agents.has_any(self.members(site)));
+        let site = site_of(endpoint).and_then(|site| self.applied.sites.get(site));
+        // Files of a site that an operator has removed start, and fail.
+        let is_absent = site.is_some_and(|site| !self.agents.has_any(&site.agents));
         self.service.shared.scheduler.lock().set_absent(endpoint, is_absent);
     }
 

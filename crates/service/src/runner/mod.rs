@@ -303,22 +303,27 @@ impl Runner {
         }
         let at = now();
         let mut placed = Vec::with_capacity(starts.len());
-        for start in &starts {
+        for (session, start) in starts.iter().enumerate() {
             let placement = self.place(&start.queue.link);
             let worker = placement.worker().unwrap_or_else(|| self.embedded.name()).to_string();
-            let what = Event::Starts { worker, rationale: start.rationale.clone() };
-            let change = Change { file: start.file, from: FileState::Waiting, of_worker: None, what, at };
-            placed.push((placement, change));
+            for file in std::iter::once(start.file).chain(start.with.iter().copied()) {
+                if file != start.file {
+                    placement.assignment().into_iter().for_each(|assignment| self.agents.take(assignment));
+                }
+                let what = Event::Starts { worker: worker.clone(), rationale: start.rationale.clone() };
+                let change = Change { file, from: FileState::Waiting, of_worker: None, what, at };
+                placed.push(((session, placement.clone()), change));
+            }
         }
         let changes = placed.iter().map(|(_, change)| change.clone()).collect();
         let changed = self.change(changes).await;
         let mut files = Vec::new();
-        for ((placement, change), changed) in placed.into_iter().zip(changed) {
+        for ((place, change), changed) in placed.into_iter().zip(changed) {
             match changed {
-                Changed::Done { file, .. } => files.push((*file, placement)),
+                Changed::Done { file, .. } => files.push((*file, place)),
                 // It was cancelled meanwhile, or held.
                 Changed::Conflict => {
-                    self.release(&placement);
+                    self.release(&place.1);
                     self.free(change.file, &cancelled());
                 }
             }
@@ -331,12 +336,16 @@ impl Runner {
             false => self.insist("read credentials", async || self.store().credentials(numbers.clone()).await).await,
         };
         let proxies = self.proxies_of(options.values().map(|(_, credential)| credential.as_str())).await;
-        for (file, placement) in files {
+        let mut sessions: BTreeMap<usize, (Placement, Vec<Task>)> = BTreeMap::new();
+        for (file, (session, placement)) in files {
             let Some((options, credential)) = options.get(&file.job).cloned() else { continue };
             let mut credentials = credentials.remove(&file.number).unwrap_or_default();
             credentials.proxy = proxies.get(&credential).cloned();
-            self.start_one(file, options, credentials, placement);
+            if let Some(task) = self.begin(file, options, credentials, &placement) {
+                sessions.entry(session).or_insert_with(|| (placement, Vec::new())).1.push(task);
+            }
         }
+        sessions.into_values().for_each(|(placement, tasks)| self.start_session(tasks, placement));
     }
 
     /// Returns the proxies of credentials that have a valid one.
@@ -366,7 +375,14 @@ impl Runner {
         jobs.into_iter().map(of_job).collect()
     }
 
-    fn start_one(&mut self, file: File, options: Arc<JobOptions>, credentials: Credentials, placement: Placement) {
+    /// Records that a file is under way. Returns its task; `None`: it has failed already.
+    fn begin(
+        &mut self,
+        file: File,
+        options: Arc<JobOptions>,
+        credentials: Credentials,
+        placement: &Placement,
+    ) -> Option<Task> {
         let task = Task {
             file: file.number.0,
             start: file.starts,
@@ -380,23 +396,39 @@ impl Runner {
             options: (*options).clone(),
             credentials,
         };
-        let worker = placement.worker().unwrap_or_else(|| self.embedded.name());
-        let (worker, key) = (Arc::clone(worker), Key::of(&task));
+        let worker = Arc::clone(placement.worker().unwrap_or_else(|| self.embedded.name()));
         let assignment = placement.assignment().cloned();
         // An operator may have changed the access since the submission.
         let allowed = self.service.check_sites(&file.vo, &file.new);
         let running = Running { file, options, worker, assignment, bytes: 0, is_cancelled: false, has_moved: false };
         self.service.shared.running.lock().insert(running.file.number, running);
-        let failure = match placement {
-            Placement::Embedded => return self.embedded.start(task),
-            Placement::Agents(assignment) => match allowed.and_then(|()| self.order(task, &assignment)) {
+        match allowed {
+            Ok(()) => Some(task),
+            Err(error) => {
+                self.fail(Key::of(&task), placement, error);
+                None
+            }
+        }
+    }
+
+    /// Starts the transfers of a session.
+    fn start_session(&mut self, tasks: Vec<Task>, placement: Placement) {
+        let keys: Vec<Key> = tasks.iter().map(Key::of).collect();
+        let error = match &placement {
+            Placement::Embedded => return tasks.into_iter().for_each(|task| self.embedded.start(task)),
+            Placement::Agents(assignment) => match self.order(tasks, assignment) {
                 Ok(order) => return self.agents.send(&assignment.worker, ToAgent::Run(Box::new(order))),
-                Err(error) => (assignment.worker, error),
+                Err(error) => error,
             },
-            Placement::Nowhere(error) => (Arc::clone(self.embedded.name()), error),
+            Placement::Nowhere(error) => error.clone(),
         };
-        let (worker, failure) = failure;
-        let ended = Report::Ended { key, moved: Moved::default(), failure: Some(failure) };
+        keys.into_iter().for_each(|key| self.fail(key, &placement, error.clone()));
+    }
+
+    /// Ends a transfer that no worker has got.
+    fn fail(&self, key: Key, placement: &Placement, error: Error) {
+        let worker = Arc::clone(placement.worker().unwrap_or_else(|| self.embedded.name()));
+        let ended = Report::Ended { key, moved: Moved::default(), failure: Some(error) };
         // The runner itself receives.
         let _ = self.reporter.send((worker, ended));
     }
@@ -448,7 +480,7 @@ impl Runner {
             match report {
                 Report::Progress(transfers) => self.handle_progress(&worker, transfers),
                 Report::Ended { key, moved, failure } => match self.take_running(&worker, key) {
-                    Some(running) if running.has_moved && failure.is_some() => {
+                    Some(running) if running.goes_again(failure.as_ref()) => {
                         self.agents.send(&worker, ToAgent::Recorded { key, is_accepted: false });
                         // It counts no more.
                         lost.push(Running { assignment: None, ..running });
@@ -629,6 +661,8 @@ fn queued(file: &File) -> QueuedFile {
         submitted: file.submitted,
         deadline: file.new.deadline.map(sterna_sched::time::UnixTime),
         not_before: file.not_before,
+        // A file that has failed goes alone: it may be the one that ends the session.
+        group: (file.new.shares_session && file.failures == 0).then(|| file.job.as_u128()),
     }
 }
 

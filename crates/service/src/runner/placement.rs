@@ -8,6 +8,7 @@ use crate::paths::PathEnds;
 use crate::worker::{Assignment, End};
 
 /// Place where a transfer runs.
+#[derive(Clone)]
 pub(super) enum Placement {
     /// In this process.
     Embedded,

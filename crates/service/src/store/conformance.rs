@@ -53,6 +53,7 @@ fn file(entry: u64, is_reserved: bool) -> NewFile {
         size: Some(7),
         checksum: Some("ADLER32".to_owned()),
         is_reserved,
+        shares_session: entry % 2 == 1,
         metadata: Some(json!("text")),
         ..NewFile::default()
     }

@@ -36,13 +36,14 @@ pub(super) const JOB_COLUMNS: &str = "id, kind, state, reason, credential, owner
      metadata, idempotency_key, is_open, entries, entries_finished, entries_failed, entries_cancelled, files_active";
 
 pub(super) const FILE_COLUMNS: &str = "number, job, entry, state, vo, priority, submitted, source, destination, source_endpoint, \
-     destination_endpoint, activity, strategy, size, checksum, is_reserved, deadline, metadata, fts, started, finished, \
+     destination_endpoint, activity, strategy, size, checksum, is_reserved, shares_session, deadline, metadata, fts, started, finished, \
      not_before, starts, failures, worker, rationale, failure, moved";
 
 pub(super) fn kind_name(kind: JobKind) -> &'static str {
     match kind {
         JobKind::Files => "files",
         JobKind::Hops => "hops",
+        JobKind::Reuse => "reuse",
     }
 }
 
@@ -50,6 +51,7 @@ pub(super) fn kind_of(row: &SqliteRow) -> Result<JobKind, sqlx::Error> {
     match row.try_get("kind")? {
         "files" => Ok(JobKind::Files),
         "hops" => Ok(JobKind::Hops),
+        "reuse" => Ok(JobKind::Reuse),
         other => Err(unknown("kind", other)),
     }
 }
@@ -131,6 +133,7 @@ pub(super) fn file_of(row: &SqliteRow) -> Result<File, sqlx::Error> {
             size: row.try_get::<Option<i64>, _>("size")?.and_then(|size| u64::try_from(size).ok()),
             checksum: row.try_get("checksum")?,
             is_reserved: row.try_get("is_reserved")?,
+            shares_session: row.try_get("shares_session")?,
             deadline: row.try_get("deadline")?,
             metadata: optional_json(row, "metadata")?,
             fts: optional_json(row, "fts")?,

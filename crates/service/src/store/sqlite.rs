@@ -158,7 +158,8 @@ async fn insert_files(
     for (files, credentials) in files.chunks(ROWS_TOGETHER_MAX).zip(credentials.chunks(ROWS_TOGETHER_MAX)) {
         let mut query = QueryBuilder::<Sqlite>::new(
             "INSERT INTO files (job, entry, state, vo, priority, submitted, source, destination, source_endpoint, \
-             destination_endpoint, activity, strategy, size, checksum, is_reserved, deadline, metadata, fts, credentials) ",
+             destination_endpoint, activity, strategy, size, checksum, is_reserved, shares_session, deadline, metadata, fts, \
+             credentials) ",
         );
         query.push_values(files.iter().zip(credentials), |mut row, (file, credentials)| {
             let state = if file.is_reserved { FileState::Reserved } else { FileState::Waiting };
@@ -177,6 +178,7 @@ async fn insert_files(
                 .push_bind(file.size.map(signed))
                 .push_bind(&file.checksum)
                 .push_bind(file.is_reserved)
+                .push_bind(file.shares_session)
                 .push_bind(file.deadline)
                 .push_bind(file.metadata.as_ref().map(json))
                 .push_bind(file.fts.as_ref().map(json))

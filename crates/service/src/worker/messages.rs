@@ -30,8 +30,8 @@ pub const LEASE: Duration = Duration::from_secs(60);
 /// [`LEASE`], or up to [`SILENCE_MAX`] later while it connects; the end of a copy takes a few seconds.
 pub const RECLAIM_AFTER: Duration = Duration::from_secs(90);
 
-/// Maximum bytes of a message. Reason: an order has two locations of 8 kB and the data of the user; 10,000 reports of
-/// progress have 300 kB.
+/// Maximum bytes of a message. Reason: an order has up to 100 transfers with their options; 10,000 reports of progress
+/// have 300 kB.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of transfers that an agent reports as under way. Reason: limits of endpoints are far below.
@@ -126,11 +126,11 @@ pub enum Other {
     },
 }
 
-/// Order to run a transfer.
+/// Order to run transfers in one session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Order {
-    /// Transfer.
-    pub task: Task,
+    /// Transfers: at least one, and only one with a web server.
+    pub tasks: Vec<Task>,
     /// End at the agent that gets the order.
     pub end: End,
     /// Other end.
@@ -148,9 +148,9 @@ pub enum ToAgent {
         /// Sites of the agent.
         sites: Vec<String>,
     },
-    /// Runs a transfer.
+    /// Runs transfers.
     Run(Box<Order>),
-    /// Stops a transfer; its end is reported.
+    /// Stops a transfer, and those that share its session. Their ends are reported.
     Cancel {
         /// Start.
         key: Key,
@@ -209,7 +209,7 @@ mod tests {
             ..Task::default()
         };
         let other = Other::Agent { address: "b:7373".to_owned(), key: "x".to_owned(), grant: "y".to_owned() };
-        let order = Order { task, end: End::Source, other };
+        let order = Order { tasks: vec![task.clone(), task], end: End::Source, other };
         for message in
             [ToAgent::Run(Box::new(order)), ToAgent::Cancel { key }, ToAgent::Recorded { key, is_accepted: true }]
         {

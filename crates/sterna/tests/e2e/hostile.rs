@@ -75,6 +75,7 @@ fn hello() -> Frame {
         checks: Checks::NONE,
         expect: None,
         dry_run: false,
+        targets: Vec::new(),
     };
     Frame::Hello(Hello::new(SessionId([id; 16]), request))
 }
@@ -415,6 +416,7 @@ fn a_peer_that_never_reads_holds_nobody_up() {
         dry_run: false,
         compress: CompressionPolicy::Never,
         on_demand: false,
+        numbered: false,
     };
     let hello = Frame::Hello(Hello::new(SessionId([200; 16]), request));
     lane.tx.control(&hello.encode()).and_then(|()| lane.tx.flush()).unwrap();

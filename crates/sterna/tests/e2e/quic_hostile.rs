@@ -113,6 +113,7 @@ fn joined(agent: &Agent, session: u8) -> RawQuic {
         checks: Checks::NONE,
         expect: None,
         dry_run: false,
+        targets: Vec::new(),
     };
     let hello = Frame::Hello(Hello::new(SessionId([session; 16]), request)).encode();
     let control = [&b"STQ1"[..], &(hello.len() as u32).to_be_bytes(), &hello].concat();

@@ -111,6 +111,7 @@ fn push_hello() -> Frame {
         checks: Checks::NONE,
         expect: None,
         dry_run: false,
+        targets: Vec::new(),
     };
     Frame::Hello(Hello::new(SessionId([1; 16]), request))
 }
@@ -238,7 +239,13 @@ fn a_refusal_has_a_short_line_whatever_the_peer_asked_for() {
     let agent = site.agent();
     let name = [&b"\xc2\x9b31m\xe2\x80\xae"[..], &[b'n'; 200]].concat();
     let sources = vec![[&name[..]; 15].join(&b"/"[..]); 3];
-    let request = Request::Pull { sources, dry_run: false, compress: CompressionPolicy::Never, on_demand: false };
+    let request = Request::Pull {
+        sources,
+        dry_run: false,
+        compress: CompressionPolicy::Never,
+        on_demand: false,
+        numbered: false,
+    };
     let hello = Frame::Hello(Hello::new(SessionId([2; 16]), request));
     let lane = by_tcp(&agent, &Identity::ephemeral().unwrap()).says(&hello);
     // Each failure has one line.

@@ -1,12 +1,13 @@
 //! Transfers between agents that take work from the service: bytes go from agent to agent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
+use sterna_proto::{Algorithm, Checks, FileDigests};
 use sterna_seeded::Seeded;
 use tempfile::TempDir;
 
@@ -101,6 +102,10 @@ fn submit(serve: &Serve, pairs: &[(String, String)], params: Value) -> String {
     reply["job_id"].as_str().unwrap().to_owned()
 }
 
+fn adler32(bytes: &[u8]) -> String {
+    FileDigests::of(bytes, Checks { adler32: true, ..Checks::NONE }).digest(Algorithm::Adler32).unwrap().to_string()
+}
+
 /// Returns the first file of a job.
 fn first_file(serve: &Serve, job: &str) -> Value {
     let (_, body) = serve.request("GET", &format!("/api/v1/jobs/{job}/files"), "");
@@ -193,10 +198,21 @@ fn version(path: &std::path::Path) -> Option<u64> {
 }
 
 /// The service and both agents are killed at seeded times while files are under way. Every file arrives once, none
-/// fails
-/// because an earlier attempt had published it, and the limit of the link is kept. `STERNA_KILLS` sets the number.
+/// fails because an earlier attempt had published it, and the limit of the link is kept. `STERNA_KILLS` sets the
+/// number.
 #[test]
 fn kills_of_the_service_and_of_agents_lose_no_file() {
+    kill_and_compare(false);
+}
+
+/// The same, with sessions that files share.
+#[test]
+fn kills_lose_no_file_of_a_shared_session() {
+    kill_and_compare(true);
+}
+
+#[allow(clippy::print_stdout)]
+fn kill_and_compare(is_shared: bool) {
     const ACTIVE_MAX: usize = 5;
     let kills = std::env::var("STERNA_KILLS").ok().and_then(|count| count.parse().ok()).unwrap_or(6);
     let mut serve = Serve::start();
@@ -213,7 +229,7 @@ fn kills_of_the_service_and_of_agents_lose_no_file() {
         std::fs::write(agents[0].path(name), random.bytes(size)).unwrap();
     }
     let pairs: Vec<_> = names.iter().map(|name| (agents[0].url(name), agents[1].url(name))).collect();
-    let id = submit(&serve, &pairs, json!({"retry": 100, "retry_delay": 1}));
+    let id = submit(&serve, &pairs, json!({"retry": 100, "retry_delay": 1, "reuse": is_shared}));
     let mut seen: BTreeMap<&String, u64> = BTreeMap::new();
     let mut look = |far: &Agent| {
         for name in &names {
@@ -228,7 +244,7 @@ fn kills_of_the_service_and_of_agents_lose_no_file() {
         while look(&agents[1]) < names.len() * kill / (kills + 2) {
             let (_, body) = serve.request("GET", &format!("/jobs/{id}/files"), "");
             let active = body.matches(r#""file_state":"ACTIVE""#).count();
-            assert!(active <= ACTIVE_MAX, "{active} transfers on the link");
+            assert!(is_shared || active <= ACTIVE_MAX, "{active} transfers on the link");
         }
         match random.below(3) {
             0 => serve.kill_and_start(),
@@ -255,6 +271,8 @@ fn files_wait_for_an_agent_of_their_site() {
     let near = Agent::start(&serve, "near.example", &[]);
     let mut far = Agent::new(&serve, "far.example", &[]);
     std::fs::write(near.path("f"), b"bytes").unwrap();
+    let other = Agent::new(&serve, "far.example", &[]);
+    set_site(&serve, "far.example", &[&other.fingerprint]);
     let id = submit(&serve, &[(near.url("f"), far.url("g"))], json!({}));
     let reason = until(|| why(&serve, &id), |why| why["kind"] == "absent");
     assert!(reason["text"].as_str().unwrap().contains("sterna://far.example"), "{reason}");
@@ -275,11 +293,101 @@ fn files_wait_for_an_agent_of_their_site() {
     let request = json!({"files": [{"sources": [near.url("f")], "destinations": [far.url("h")]}]});
     let (status, body) = serve.request("POST", "/jobs", &request.to_string());
     assert!(status == 403 && body.contains("may not write sterna://far.example/h"), "{status} {body}");
-    set_site(&serve, "far.example", &[&far.fingerprint]);
-    // A site has no agent that was removed.
-    assert_eq!(serve.request("DELETE", "/api/v1/sites/far.example", "").0, 204);
-    let id = submit(&serve, &[(near.url("f"), far.url("h"))], json!({}));
+    // A site has no agent that was removed, and files of a site that was removed fail.
+    set_site(&serve, "far.example", &[&other.fingerprint]);
+    let id = submit(&serve, &[(near.url("f"), far.url("h"))], json!({"retry": -1}));
     until(|| why(&serve, &id), |why| why["kind"] == "absent");
+    assert_eq!(serve.request("DELETE", "/api/v1/sites/far.example", "").0, 204);
+    assert_eq!(serve.wait_for_end(&id)["job_state"], "FAILED");
+    let (status, body) = serve.request("POST", "/jobs", &request.to_string());
+    assert!(status == 400 && body.contains("there is no site far.example"), "{status} {body}");
+}
+
+/// Small files of a job share a session, which counts once. Each of them ends by itself.
+#[test]
+fn small_files_share_sessions_and_end_by_themselves() {
+    const COUNT: usize = 300;
+    let serve = Serve::start();
+    // The first pushes, and pulls because nobody can dial it.
+    let inside = Agent::start(&serve, "inside.example", &["--reachable-at", "none"]);
+    let hub = Agent::start(&serve, "hub.example", &[]);
+    let limit = json!({"symbolicname": "all", "source": "*", "destination": "*", "min_active": 1, "max_active": 1});
+    assert_eq!(serve.request("POST", "/config/links", &limit.to_string()).0, 201);
+    for (from, to) in [(&inside, &hub), (&hub, &inside)] {
+        let mut random = Seeded::new(5);
+        let contents: Vec<Vec<u8>> = (0..COUNT)
+            .map(|_| {
+                let size = random.index(20_000);
+                random.bytes(size)
+            })
+            .collect();
+        let mut files = Vec::new();
+        std::fs::create_dir_all(from.path("from")).unwrap();
+        for (number, content) in contents.iter().enumerate() {
+            let name = format!("from/{number}");
+            if number != 7 {
+                std::fs::write(from.path(&name), content).unwrap();
+            }
+            let sum = if number == 9 { "adler32:00000001".to_owned() } else { adler32(content) };
+            files.push(
+                json!({"sources": [from.url(&name)], "destination": to.url(&format!("to/{}/{number}", number % 9)),
+                "size": content.len(), "checksum": sum}),
+            );
+        }
+        std::fs::create_dir_all(to.path("to/2")).unwrap();
+        std::fs::write(to.path("to/2/11"), b"taken").unwrap();
+        let job = json!({"files": files, "checksum": "both", "retries": 0}).to_string();
+        let (status, body) = serve.request("POST", "/api/v1/jobs", &job);
+        assert_eq!(status, 201, "{body}");
+        let id = serde_json::from_str::<Value>(&body).unwrap()["id"].as_str().unwrap().to_owned();
+        serve.wait_for_end(&id);
+        let (_, body) = serve.request("GET", &format!("/api/v1/jobs/{id}/files?limit=1000"), "");
+        let files: Value = serde_json::from_str(&body).unwrap();
+        let files = files["files"].as_array().unwrap();
+        assert_eq!(files.len(), COUNT);
+        for (number, file) in files.iter().enumerate() {
+            let expected = match number {
+                7 => "No such file",
+                9 => "adler32",
+                11 => "exists",
+                _ => "",
+            };
+            let is_well = (file["state"] == "finished") == expected.is_empty();
+            assert!(is_well && file.to_string().contains(expected), "{number}: {file}");
+            if expected.is_empty() {
+                let arrived = std::fs::read(to.path(&format!("to/{}/{number}", number % 9))).unwrap();
+                assert!(arrived == contents[number], "{number}");
+            }
+        }
+        // All files of a session start at one time.
+        let starts: BTreeSet<i64> = files.iter().map(|file| file["started_ms"].as_i64().unwrap()).collect();
+        assert!(starts.len() <= 4, "{} sessions", starts.len());
+    }
+}
+
+/// A file that is cancelled ends its session, and the other files of the session start again.
+#[test]
+fn a_cancelled_file_fails_no_other_file_of_its_session() {
+    let serve = Serve::start();
+    let (near, far) = (Agent::start(&serve, "near.example", &[]), Agent::start(&serve, "far.example", &[]));
+    let sites = || serve.request("GET", "/api/v1/sites", "").1;
+    until(sites, |sites| sites.matches(r#""is_connected":true"#).count() == 2);
+    let pairs: Vec<_> = (0..3).map(|n| (near.url(&n.to_string()), far.url(&n.to_string()))).collect();
+    (0..3).for_each(|n| std::fs::write(near.path(&n.to_string()), b"bytes").unwrap());
+    far.signal("-STOP");
+    let file = |(source, destination): &(String, String)| json!({"sources": [source], "destinations": [destination], "filesize": 5});
+    let request = json!({"files": pairs.iter().map(file).collect::<Vec<_>>(), "params": {"retry": -1}});
+    let (_, body) = serve.request("POST", "/jobs", &request.to_string());
+    let id = serde_json::from_str::<Value>(&body).unwrap()["job_id"].as_str().unwrap().to_owned();
+    let states = || serve.request("GET", &format!("/jobs/{id}/files"), "").1;
+    let files = until(states, |states| states.matches("ACTIVE").count() == 3);
+    let files: Value = serde_json::from_str(&files).unwrap();
+    let number = files[1]["file_id"].as_u64().unwrap();
+    assert_eq!(serve.request("DELETE", &format!("/jobs/{id}/files/{number}"), "").0, 200);
+    far.signal("-CONT");
+    assert_eq!(serve.wait_for_end(&id)["job_state"], "CANCELED");
+    assert_eq!(states().matches("FINISHED").count(), 2, "{}", states());
+    assert_eq!([0, 1, 2].map(|n: u8| far.path(&n.to_string()).exists()), [true, false, true]);
 }
 
 /// A transfer to an agent that does not answer is cancelled, and its agent stops it.
@@ -381,6 +489,7 @@ fn access_is_checked_again_when_a_file_starts() {
     let near = Agent::start(&serve, "near.example", &[]);
     let mut far = Agent::new(&serve, "far.example", &[]);
     std::fs::write(near.path("f"), b"bytes").unwrap();
+    set_site(&serve, "far.example", &[&far.fingerprint]);
     let id = submit(&serve, &[(near.url("f"), far.url("g"))], json!({"retry": -1}));
     let restricted = json!({"agents": [far.fingerprint], "access": [{"vo": "else", "right": "write"}]});
     assert_eq!(serve.request("PUT", "/api/v1/sites/far.example", &restricted.to_string()).0, 200);

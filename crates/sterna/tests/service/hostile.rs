@@ -199,9 +199,9 @@ fn hostile_locations_are_refused_or_fail_as_files() {
     for (source, is_taken) in [
         ("mock://a.example/\0x", true),
         ("mock://a.example/\n\rlog: forged", true),
-        ("sterna://127.0.0.1:1/\0x", true),
-        ("sterna://127.0.0.1:1/a\nb", true),
-        ("sterna://127.0.0.1:1/../../etc/passwd", true),
+        ("sterna://127.0.0.1:1/\0x", false),
+        ("sterna://127.0.0.1:1/a\nb", false),
+        ("sterna://127.0.0.1:1/../../etc/passwd", false),
         ("mock://a.example/\u{202e}\u{1f4a5}", true),
         ("mock://a.example/f?size=99999999999999999999&errno=x&time=-1", true),
         ("mock://a.example/f?wait=1e999", true),
@@ -219,9 +219,7 @@ fn hostile_locations_are_refused_or_fail_as_files() {
         assert_eq!(reply.status == 200, is_taken, "{source:?}: {reply:?}");
         if is_taken {
             let id = reply.json()["job_id"].as_str().unwrap().to_owned();
-            let job = serve.wait_for_end(&id);
-            let is_sterna = source.starts_with("sterna");
-            assert!(!is_sterna || job["job_state"] == "FAILED", "{source:?}: {job}");
+            serve.wait_for_end(&id);
         }
     }
     assert!(!serve.log().contains("\nlog: forged"), "a name has made a line of the log");

@@ -3,14 +3,70 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna_proto::session::{LINGER_DEFAULT, Overwrite};
-use sterna_proto::{Checks, Digest};
+use sterna_proto::session::{FileId, LINGER_DEFAULT, Overwrite, Target, number_of_name};
+use sterna_proto::{Checks, Digest, EntryKind, Error, FileEntry, RelPath, Setting};
 
 use crate::session::{AskedNames, SettledPaths};
 use crate::sink::{Place, Sink};
 
 /// Callback for a place that another session holds.
 pub type OnBusy = Box<dyn Fn(&Place) + Send + Sync>;
+
+/// Digests that files must have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// None.
+    Nothing,
+    /// That of the only file of the session.
+    OfOnlyFile(Digest),
+    /// Those of the files of a numbered copy, by number.
+    Numbered(Vec<Option<Digest>>),
+}
+
+impl From<Option<Digest>> for Expected {
+    fn from(digest: Option<Digest>) -> Self {
+        digest.map_or(Self::Nothing, Self::OfOnlyFile)
+    }
+}
+
+impl Expected {
+    /// Returns the digests of the targets of a numbered copy.
+    pub fn of_targets(targets: &[Target]) -> Self {
+        Self::Numbered(targets.iter().map(|target| target.expect).collect())
+    }
+
+    /// Checks that an entry is one that these digests are for.
+    ///
+    /// Errors: `Usage` for any but the first file, if one digest is given; `Protocol` for an entry that a numbered copy
+    /// does not have.
+    pub(super) fn check(&self, file: FileId, entry: &FileEntry) -> Result<(), Error> {
+        let is_file = entry.kind == EntryKind::File;
+        match self {
+            Self::Nothing => Ok(()),
+            Self::OfOnlyFile(_) if file.0 == 0 && is_file => Ok(()),
+            Self::OfOnlyFile(_) => {
+                let text = "a digest was given, which is of one file: give one file as the source";
+                Err(Error::usage(&[Setting::Expect], text))
+            }
+            Self::Numbered(digests) => match number_of_name(&entry.path) {
+                Some(number) if is_file && number < digests.len() => Ok(()),
+                _ => Err(Error::protocol(format!("the entry {} from the peer is none of this copy", entry.path))),
+            },
+        }
+    }
+
+    /// Returns the digest that a file must have.
+    pub fn of(&self, path: &RelPath) -> &[Digest] {
+        match self {
+            Self::Nothing => &[],
+            Self::OfOnlyFile(digest) => std::slice::from_ref(digest),
+            Self::Numbered(digests) => {
+                let digest = number_of_name(path).and_then(|number| digests.get(number));
+                digest.map_or(&[], Option::as_slice)
+            }
+        }
+    }
+}
 
 /// Options of a receiver.
 pub struct ReceiverOptions {
@@ -21,8 +77,8 @@ pub struct ReceiverOptions {
     pub overwrite: Overwrite,
     /// Digests to compute in addition to BLAKE3.
     pub checks: Checks,
-    /// Digest that the file must have. Only for a copy of one file.
-    pub expect: Option<Digest>,
+    /// Digests that files must have.
+    pub expect: Expected,
     /// True if nothing is written.
     pub dry_run: bool,
     /// Time that the session survives without a lane.
@@ -44,7 +100,7 @@ impl ReceiverOptions {
             sink,
             overwrite: Overwrite::IfChanged,
             checks: Checks::NONE,
-            expect: None,
+            expect: Expected::Nothing,
             dry_run: false,
             linger: LINGER_DEFAULT,
             leaves_first: false,

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use sterna_proto::session::{FileId, LaneId};
-use sterna_proto::{Error, ErrorKind, RangeSet};
+use sterna_proto::{Digest, Error, ErrorKind, RangeSet};
 
 use super::Receiver;
 use crate::sink::SinkFile;
@@ -60,11 +60,16 @@ impl Receiver {
     }
 
     /// Checks a file before its publication; returns true if wrong blocks are received again. Errors: of the disk.
-    pub(super) fn take_wrong_blocks_back(&self, file: FileId, incoming: &dyn SinkFile) -> Result<bool, Error> {
-        let Some(judge) = self.judge.get().and_then(Weak::upgrade).filter(|_| self.options.expect.is_some()) else {
+    pub(super) fn take_wrong_blocks_back(
+        &self,
+        file: FileId,
+        incoming: &dyn SinkFile,
+        expected: &[Digest],
+    ) -> Result<bool, Error> {
+        let Some(judge) = self.judge.get().and_then(Weak::upgrade).filter(|_| !expected.is_empty()) else {
             return Ok(false);
         };
-        match incoming.verify(self.options.expect.as_slice()) {
+        match incoming.verify(expected) {
             Ok(()) => Ok(false),
             Err(error) if error.kind == ErrorKind::Corrupt => match judge.handle_wrong() {
                 None => Ok(false),

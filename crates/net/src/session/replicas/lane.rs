@@ -155,7 +155,7 @@ impl ReplicaLane {
             self.epoch.with_session(|session| session.handle_block(replica, copy, 0, digest, Arrival::Corrupt, now));
             return Ok(());
         }
-        let unexpected = replicas.expected.and_then(|expected| {
+        let unexpected = replicas.expected.of(&entry.path).iter().find_map(|expected| {
             let computed = FileDigests::of(data, Checks::NONE.with(expected.algorithm()));
             expected.check(&computed, &entry.path).err()
         });

@@ -25,7 +25,7 @@ use sterna_proto::{Error, RangeSet};
 
 pub use self::end::ReplicaEnd;
 use super::receiver::Judge;
-use super::{End, LaneIds, Observer, Receiver, ReceiverOptions, SessionEvent, Work};
+use super::{End, Expected, LaneIds, Observer, Receiver, ReceiverOptions, SessionEvent, Work};
 use crate::wake::Wake;
 
 /// Number of the file; there is only one.
@@ -55,7 +55,7 @@ pub struct Replicas {
     epochs: Vec<AtomicU64>,
     /// Content of a small file, as each replica has sent it.
     small: Mutex<HashMap<ReplicaId, Vec<u8>>>,
-    expected: Option<sterna_proto::Digest>,
+    expected: Expected,
     observer: Arc<dyn Observer>,
 }
 
@@ -63,7 +63,7 @@ impl Replicas {
     /// Starts the receiver of a file that has the replicas of `plan`. Errors: as [`Receiver::start`].
     pub fn start(plan: ReplicaPlan, options: ReceiverOptions, observer: Arc<dyn Observer>) -> Result<Arc<Self>, Error> {
         let count = plan.names.len();
-        let expected = options.expect;
+        let expected = options.expect.clone();
         let receiver = Receiver::start(options, Arc::clone(&observer))?;
         let counters = || (0..count).map(|_| AtomicU64::new(0)).collect();
         let replicas = Arc::new(Self {

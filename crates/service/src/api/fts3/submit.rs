@@ -174,7 +174,11 @@ pub fn read(body: &[u8], caller: &Caller) -> Result<Submission, Failed> {
     };
     let priority = params.integer("priority")?.map(|priority| priority.clamp(1, 5) as u8);
     let queue_time = queue_time(&params)?;
-    let kind = if is_multihop { JobKind::Hops } else { JobKind::Files };
+    let kind = match (is_multihop, is_reuse) {
+        (true, _) => JobKind::Hops,
+        (false, true) => JobKind::Reuse,
+        (false, false) => JobKind::Files,
+    };
     Ok(Submission { id, kind, priority, queue_time, options, metadata, idempotency_key: None, entries })
 }
 

@@ -90,6 +90,8 @@ pub struct NewJob {
     pub priority: Option<u8>,
     /// The files are the hops of one file, in order.
     pub hops: bool,
+    /// Files between agents share sessions, whatever their size. Without it, only small files of a known size do.
+    pub reuse: bool,
     /// Copies between hops stay. Without it, each is deleted when the next hop has arrived.
     pub keeps_between: bool,
     /// Activity of the files that name none.
@@ -171,6 +173,12 @@ impl NewJob {
             return Err(usage(format!("retries {retries}: the maximum is {RETRIES_MAX}")));
         }
         check_metadata(self.metadata.as_ref())?;
+        let kind = match (self.hops, self.reuse) {
+            (true, true) => return Err(usage("hops and reuse: hops have sessions of their own")),
+            (true, false) => JobKind::Hops,
+            (false, true) => JobKind::Reuse,
+            (false, false) => JobKind::Files,
+        };
         let options = JobOptions {
             checksum,
             overwrite,
@@ -182,7 +190,7 @@ impl NewJob {
         };
         Ok(Submission {
             id: None,
-            kind: if self.hops { JobKind::Hops } else { JobKind::Files },
+            kind,
             priority: self.priority,
             queue_time: self.queue_time_s.map(std::time::Duration::from_secs),
             options,
