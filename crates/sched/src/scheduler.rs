@@ -348,9 +348,9 @@ impl Scheduler {
         for (endpoint, scope) in [(source, Scope::Source), (destination, Scope::Destination)] {
             let breaker = &mut self.endpoint(endpoint).breaker;
             match outcome {
-                Ok(_) => breaker.handle_success(),
-                Err(error) if error.scope == scope => breaker.handle_failure(error, wait, now),
-                Err(_) => breaker.handle_other_end(now),
+                Ok(_) => breaker.handle_success(number),
+                Err(error) if error.scope == scope => breaker.handle_failure(number, error, wait, now),
+                Err(_) => breaker.handle_other_end(number, now),
             }
         }
         true
@@ -458,7 +458,7 @@ impl Scheduler {
         let file = self.take(&queue, number)?;
         self.count(&queue, 1);
         for endpoint in [&queue.link.source, &queue.link.destination] {
-            self.endpoint(endpoint).breaker.handle_start();
+            self.endpoint(endpoint).breaker.handle_start(number);
         }
         let rationale = format!(
             "share of {} {:.0} %, of {} in it {:.0} %; priority {}",
@@ -789,7 +789,7 @@ mod tests {
         assert_eq!(scheduler.poll(NOW).len(), 4);
         let error = Error::new(ErrorKind::NoSpace, Scope::Destination, Phase::Transfer, "507");
         assert!(scheduler.handle_ended(FileNumber(0), Err(&error), None, NOW));
-        assert!(scheduler.handle_ended(FileNumber(1), Err(&error), None, NOW));
+        assert!(scheduler.handle_ended(FileNumber(1), Ok(ByteCount(MB)), None, NOW), "it began before the refusal");
         assert!(scheduler.handle_ended(FileNumber(10), Ok(ByteCount(MB)), None, NOW));
         assert_eq!(numbers(&scheduler.poll(NOW)), [12], "only the other destination");
         assert!(
