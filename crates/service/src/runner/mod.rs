@@ -15,6 +15,7 @@ use sterna_sched::replica::Strategy;
 use sterna_sched::retry::{Next, RetryRules, Tried, after_failure};
 use sterna_sched::scheduler::{Link, Name, QueueName};
 use sterna_sched::state::{FileState, JobState};
+use sterna_sched::statistics::Arrived;
 use sterna_sched::time::UnixTime;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
@@ -562,7 +563,11 @@ impl Runner {
         self.service.shared.scheduler.lock().handle_ended(file.number, outcome, failure.and_then(Error::wait), at);
         let mut statistics = self.service.shared.statistics.lock();
         match failure {
-            None => statistics.handle_arrived(&link, ByteCount(moved.bytes), moved.time(), at),
+            None => {
+                let under_way = file.started.map_or(moved.time(), |started| at.since(started));
+                let arrived = Arrived { size: ByteCount(moved.bytes), under_way, moving: moved.time() };
+                statistics.handle_arrived(&link, &arrived, at);
+            }
             Some(error) if error.kind == ErrorKind::Cancelled => {}
             Some(_) => statistics.handle_failed(&link, at),
         }
