@@ -2,7 +2,8 @@
 //!
 //! Keeps the last hour of each link in buckets of five minutes: bytes, busy time and outcomes. The throughput of a link
 //! is its bytes by its busy time: the time during which at least one transfer that arrived was under way. So parallel
-//! transfers count together, and a link without files is not slow. Refuses to grow beyond a fixed size.
+//! transfers count together, and a link without files is not slow. Choices see means that are kept for five minutes,
+//! unless a transfer fails. Refuses to grow beyond a fixed size.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,6 +16,14 @@ use crate::time::UnixTime;
 
 /// Period of the statistics. Source: FTS3 takes means of the last hour.
 pub const PERIOD: Duration = Duration::from_secs(3600);
+
+/// Time for which the means of a link are kept. Source: FTS3 keeps the answers of its database that long. Reason here:
+/// files that are submitted together see the same values, and go to the same source unless its queue says otherwise.
+const KEPT: Duration = Duration::from_secs(300);
+
+/// Time between two removals of links that had no transfer in the period. Source: FTS3 removes what has expired that
+/// often.
+const CLEANED_EVERY: Duration = Duration::from_secs(1800);
 
 /// Number of buckets in the period. Reason: the end of the period moves in steps of five minutes, which changes a mean
 /// by a twelfth at most.
@@ -73,6 +82,22 @@ impl Idle {
     }
 }
 
+/// Means of one link over the period, as [`SourceStats`] has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Means {
+    ended_files: u64,
+    success: Option<f64>,
+    throughput: Option<BitRate>,
+    file_throughput: Option<BitRate>,
+}
+
+impl From<Means> for SourceStats {
+    fn from(means: Means) -> Self {
+        let Means { ended_files, success, throughput, file_throughput } = means;
+        Self { ended_files, success, throughput, file_throughput, ..Self::default() }
+    }
+}
+
 /// Statistics of one link.
 #[derive(Clone, Debug)]
 struct OfLink {
@@ -84,6 +109,9 @@ struct OfLink {
     idle: Vec<Idle>,
     /// Time of the last outcome.
     last: UnixTime,
+    /// Means that choices use, and the time at which they were taken. Edges: none -> some at a choice; some -> none at
+    /// a failure; some -> some at a choice after [`KEPT`].
+    kept: Option<(UnixTime, Means)>,
 }
 
 impl OfLink {
@@ -91,7 +119,7 @@ impl OfLink {
         let always = Idle { from: UnixTime(i64::MIN), to: UnixTime(i64::MAX) };
         let mut idle = Vec::with_capacity(IDLE_MAX + 1);
         idle.push(always);
-        Self { latest: number_at(now), buckets: [Bucket::default(); BUCKETS], idle, last: now }
+        Self { latest: number_at(now), buckets: [Bucket::default(); BUCKETS], idle, last: now, kept: None }
     }
 
     /// Empties the buckets whose time is over. A clock that was set back by more than the period begins anew.
@@ -156,7 +184,7 @@ impl OfLink {
     }
 
     /// Returns the means of the buckets of the period.
-    fn means(&self, now: UnixTime) -> SourceStats {
+    fn means(&self, now: UnixTime) -> Means {
         let oldest = (number_at(now) - (BUCKETS as i64 - 1)).max(self.latest - (BUCKETS as i64 - 1));
         let mut sum = Bucket::default();
         let (mut busy_ms, mut ended, mut arrived) = (0_u64, 0_u64, 0_u64);
@@ -168,13 +196,23 @@ impl OfLink {
             arrived += u64::from(bucket.arrived);
         }
         let bits = |bytes_per_s: f64| BitRate((bytes_per_s * 8.0).round() as u64);
-        SourceStats {
+        Means {
             ended_files: ended,
             success: (ended > 0).then(|| arrived as f64 / ended as f64),
             throughput: (busy_ms > 0).then(|| bits(sum.bytes * 1e3 / busy_ms as f64)),
             file_throughput: (arrived > 0).then(|| bits(sum.rates / arrived as f64)),
-            ..SourceStats::default()
         }
+    }
+
+    /// Returns the kept means, and takes them anew when they are too old. Those of a link without throughput are not
+    /// kept: its first transfer is the measurement for which others wait.
+    fn kept_means(&mut self, now: UnixTime) -> Means {
+        if let Some((_, means)) = self.kept.filter(|(at, _)| *at <= now && now.since(*at) < KEPT) {
+            return means;
+        }
+        let means = self.means(now);
+        self.kept = means.throughput.is_some().then_some((now, means));
+        means
     }
 }
 
@@ -192,6 +230,8 @@ pub struct Statistics {
     links: BTreeMap<Link, Box<OfLink>>,
     /// Memory of the links, in bytes.
     bytes: usize,
+    /// Time of the last removal of links without transfers.
+    cleaned: UnixTime,
 }
 
 impl Statistics {
@@ -200,13 +240,21 @@ impl Statistics {
         self.link(link, now).handle_arrived(arrived, now);
     }
 
-    /// Records a transfer that has failed. Its time does not count as busy: the success rate has the failures already.
+    /// Records a transfer that has failed: the next choice sees it. Its time does not count as busy, because the success
+    /// rate has the failures already.
     pub fn handle_failed(&mut self, link: &Link, now: UnixTime) {
-        self.link(link, now).bucket(number_at(now)).ended += 1;
+        let link = self.link(link, now);
+        link.bucket(number_at(now)).ended += 1;
+        link.kept = None;
     }
 
     /// Returns the statistics of a link at this time, after making room for them.
     fn link(&mut self, name: &Link, now: UnixTime) -> &mut OfLink {
+        if now.since(self.cleaned) >= CLEANED_EVERY {
+            self.cleaned = now;
+            self.links.retain(|_, link| link.means(now).ended_files > 0);
+            self.bytes = self.links.keys().map(bytes_of).sum();
+        }
         if !self.links.contains_key(name) {
             self.bytes += bytes_of(name);
             while self.bytes > BYTES_MAX {
@@ -226,9 +274,15 @@ impl Statistics {
         }
     }
 
-    /// Returns the statistics of a link, without those of its queue.
-    pub fn of(&self, link: &Link, now: UnixTime) -> SourceStats {
-        self.links.get(link).map_or_else(SourceStats::default, |link| link.means(now))
+    /// Returns the statistics of a link for a choice, without those of its queue. They are up to 300 s old, unless a
+    /// transfer of the link has failed since.
+    pub fn of(&mut self, link: &Link, now: UnixTime) -> SourceStats {
+        self.links.get_mut(link).map(|link| link.kept_means(now)).unwrap_or_default().into()
+    }
+
+    /// Returns the statistics of a link at this time, without those of its queue.
+    pub fn latest(&self, link: &Link, now: UnixTime) -> SourceStats {
+        self.links.get(link).map(|link| link.means(now)).unwrap_or_default().into()
     }
 }
 
@@ -267,19 +321,19 @@ mod tests {
         let mut statistics = Statistics::default();
         let one = link("a");
         statistics.handle_arrived(&one, &arrived(7, SECOND), NOW - PERIOD);
-        assert_eq!(statistics.of(&one, NOW), SourceStats::default(), "an hour old");
+        assert_eq!(statistics.latest(&one, NOW), SourceStats::default(), "an hour old");
         // Two at the same time, of 10 s and 5 s, with 100 and 25 MB; then a failure.
         statistics.handle_arrived(&one, &arrived(100 * MB, 10 * SECOND), NOW - SECOND);
         statistics.handle_arrived(&one, &arrived(25 * MB, 5 * SECOND), NOW - SECOND);
         statistics.handle_failed(&one, NOW);
-        let stats = statistics.of(&one, NOW);
+        let stats = statistics.latest(&one, NOW);
         assert_eq!((stats.ended_files, stats.success), (3, Some(2.0 / 3.0)));
         assert_eq!(stats.throughput, Some(BitRate(100_000_000)), "125 MB in 10 s");
         assert_eq!(stats.file_throughput, Some(BitRate(60_000_000)), "mean of 10 and 5 MB/s");
-        assert_eq!(statistics.of(&link("b"), NOW), SourceStats::default());
+        assert_eq!(statistics.latest(&link("b"), NOW), SourceStats::default());
         // 54 min later they are in the oldest bucket still, and after the hour they are gone.
-        assert_eq!(statistics.of(&one, NOW + 54 * 60 * SECOND).ended_files, 3);
-        assert_eq!(statistics.of(&one, NOW + PERIOD), SourceStats::default());
+        assert_eq!(statistics.latest(&one, NOW + 54 * 60 * SECOND).ended_files, 3);
+        assert_eq!(statistics.latest(&one, NOW + PERIOD), SourceStats::default());
     }
 
     #[test]
@@ -294,7 +348,7 @@ mod tests {
                     statistics.handle_arrived(&one, &arrived(MB, 4 * SECOND), NOW + 4 * SECOND * round + shift);
                 }
             }
-            let stats = statistics.of(&one, NOW + 210 * SECOND);
+            let stats = statistics.latest(&one, NOW + 210 * SECOND);
             let rate = stats.throughput.unwrap().0 as f64 / 1e6;
             // Staggered, the last one ends 3.9 s after the first: 3300 MB in 203.9 s.
             let expected = if staggered { 3300.0 * 8.0 / 203.9 } else { 132.0 };
@@ -308,7 +362,7 @@ mod tests {
         let (mut statistics, one) = (Statistics::default(), link("a"));
         let arrived = Arrived { size: ByteCount(10 * MB), under_way: 5 * SECOND, moving: SECOND };
         statistics.handle_arrived(&one, &arrived, NOW);
-        let stats = statistics.of(&one, NOW);
+        let stats = statistics.latest(&one, NOW);
         assert_eq!((stats.throughput, stats.file_throughput), (Some(BitRate(16_000_000)), Some(BitRate(80_000_000))));
     }
 
@@ -318,12 +372,12 @@ mod tests {
         let one = link("a");
         // 10 MB in 1 s, three times, with 99 s of idle time between.
         (1..=3).for_each(|turn| statistics.handle_arrived(&one, &arrived(10 * MB, SECOND), NOW + 100 * SECOND * turn));
-        assert_eq!(statistics.of(&one, NOW + 400 * SECOND).throughput, Some(BitRate(80_000_000)));
+        assert_eq!(statistics.latest(&one, NOW + 400 * SECOND).throughput, Some(BitRate(80_000_000)));
         // One that was under way from 50 s before the second until 50 s after the third, with 271 MB in 200 s: 301 MB
         // in 201 s of busy time.
         statistics.handle_arrived(&one, &arrived(271 * MB, 200 * SECOND), NOW + 350 * SECOND);
         let expected = (301.0 * 8e6_f64 / 201.0).round() as u64;
-        assert_eq!(statistics.of(&one, NOW + 400 * SECOND).throughput, Some(BitRate(expected)));
+        assert_eq!(statistics.latest(&one, NOW + 400 * SECOND).throughput, Some(BitRate(expected)));
     }
 
     #[test]
@@ -334,7 +388,7 @@ mod tests {
         statistics.handle_arrived(&one, &arrived(86_400 * MB, day), NOW + Duration::from_secs(1));
         // 1 MB/s, whatever part of the day is in the period.
         for minutes in [0, 20, 50] {
-            let stats = statistics.of(&one, NOW + 60 * SECOND * minutes + SECOND);
+            let stats = statistics.latest(&one, NOW + 60 * SECOND * minutes + SECOND);
             assert_eq!((stats.throughput, stats.file_throughput), (Some(BitRate(8_000_000)), Some(BitRate(8_000_000))));
         }
     }
@@ -361,9 +415,43 @@ mod tests {
             let busy = is_busy.iter().filter(|is_busy| **is_busy).count();
             let expected = bytes as f64 * 8.0 / busy as f64;
             let measured =
-                statistics.of(&one, NOW + Duration::from_secs(end as u64 + 1000)).throughput.unwrap().0 as f64;
+                statistics.latest(&one, NOW + Duration::from_secs(end as u64 + 1000)).throughput.unwrap().0 as f64;
             assert!((measured - expected).abs() <= 1.0 + expected * 1e-9, "{measured} instead of {expected}");
         });
+    }
+
+    #[test]
+    fn choices_see_kept_means_until_a_failure_or_five_minutes_have_gone() {
+        let (mut statistics, one) = (Statistics::default(), link("a"));
+        let fast = BitRate(80_000_000);
+        // A link without throughput: each outcome counts at once.
+        statistics.handle_failed(&one, NOW);
+        assert_eq!((statistics.of(&one, NOW).success, statistics.of(&one, NOW).throughput), (Some(0.0), None));
+        statistics.handle_arrived(&one, &arrived(10 * MB, SECOND), NOW + SECOND);
+        assert_eq!(statistics.of(&one, NOW + SECOND).throughput, Some(fast));
+        // A slow one: 20 MB in 21 s of busy time.
+        statistics.handle_arrived(&one, &arrived(10 * MB, 20 * SECOND), NOW + 30 * SECOND);
+        let slow = BitRate((20.0 * 8e6_f64 / 21.0).round() as u64);
+        assert_eq!(statistics.of(&one, NOW + 300 * SECOND).throughput, Some(fast), "299 s old");
+        assert_eq!(statistics.latest(&one, NOW + 300 * SECOND).throughput, Some(slow));
+        let after = NOW + 301 * SECOND;
+        assert_eq!(statistics.of(&one, after).throughput, Some(slow));
+        statistics.handle_arrived(&one, &arrived(10 * MB, SECOND), after);
+        assert_eq!(statistics.of(&one, after).ended_files, 3);
+        statistics.handle_failed(&one, after);
+        let stats = statistics.of(&one, after);
+        assert_eq!((stats.ended_files, stats.success), (5, Some(0.6)), "a failure counts at once");
+    }
+
+    #[test]
+    fn links_without_transfers_in_the_period_go_every_half_hour() {
+        let mut statistics = Statistics::default();
+        statistics.handle_failed(&link("a"), NOW);
+        statistics.handle_failed(&link("b"), NOW + 50 * 60 * SECOND);
+        statistics.handle_failed(&link("b"), NOW + 79 * 60 * SECOND);
+        assert_eq!(statistics.links.len(), 2, "cleaned 29 min ago");
+        statistics.handle_failed(&link("b"), NOW + 80 * 60 * SECOND);
+        assert_eq!((statistics.links.len(), statistics.bytes), (1, bytes_of(&link("b"))));
     }
 
     #[test]
@@ -399,7 +487,7 @@ mod tests {
         let (mut statistics, one) = (Statistics::default(), link("a"));
         for now in [NOW, NOW - 10 * PERIOD, NOW + 100 * PERIOD, UnixTime(0), UnixTime(i64::MAX), UnixTime(i64::MIN)] {
             statistics.handle_arrived(&one, &arrived(MB, SECOND), now);
-            assert_eq!(statistics.of(&one, now).ended_files, 1);
+            assert_eq!(statistics.latest(&one, now).ended_files, 1);
         }
     }
 }

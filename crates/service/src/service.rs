@@ -8,11 +8,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use sterna_net::identity::Fingerprint;
-use sterna_proto::ByteCount;
+use sterna_proto::{ByteCount, Error, ErrorKind};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::replica::{SourceStats, Strategy, Wanted, rank};
 use sterna_sched::scheduler::{Limits, Link, Name, QueuedOnLink, Scheduler, Shares, Waits};
-use sterna_sched::statistics::Statistics;
+use sterna_sched::statistics::{Arrived, PERIOD, Statistics};
 use sterna_sched::time::UnixTime;
 use tokio::sync::{MutexGuard, Notify, mpsc};
 use uuid::Uuid;
@@ -20,8 +20,12 @@ use uuid::Uuid;
 use crate::job::{File, JobOptions};
 use crate::paths::{PathEnds, PathRecord};
 use crate::settings::Applied;
-use crate::store::Store;
+use crate::store::{Outcome, Store};
 use crate::worker::Assignment;
+
+/// Maximum number of outcomes that are read from the store at the start. Reason: some 10 MB, for less than a second. The
+/// means of fewer outcomes are means all the same.
+const OUTCOMES_READ_MAX: u32 = 50_000;
 
 /// Returns the present time.
 pub fn now() -> UnixTime {
@@ -197,6 +201,30 @@ impl Service {
         let _ = self.orders.send(Order::Reordered(job));
     }
 
+    /// Gives the statistics the outcomes of the last hour in the store, so that a restart does not forget which links
+    /// are good.
+    pub(crate) async fn read_outcomes(&self) -> Result<(), Error> {
+        let outcomes = self.store.outcomes(now() - PERIOD, OUTCOMES_READ_MAX).await?;
+        outcomes.iter().for_each(|outcome| self.handle_outcome(outcome));
+        Ok(())
+    }
+
+    /// Adds an outcome to the statistics. One that was cancelled says nothing about its link.
+    pub(crate) fn handle_outcome(&self, outcome: &Outcome) {
+        let Outcome { source_endpoint, destination_endpoint, started, ended, moved, failure } = outcome;
+        let link = link_of(source_endpoint, destination_endpoint);
+        let mut statistics = self.shared.statistics.lock();
+        match failure {
+            None => {
+                let under_way = started.map_or(moved.time(), |started| ended.since(started));
+                let arrived = Arrived { size: ByteCount(moved.bytes), under_way, moving: moved.time() };
+                statistics.handle_arrived(&link, &arrived, *ended);
+            }
+            Some(failure) if failure.error_kind() == ErrorKind::Cancelled => {}
+            Some(_) => statistics.handle_failed(&link, *ended),
+        }
+    }
+
     /// Returns the agents that are connected, by key.
     pub fn agents(&self) -> Vec<AgentState> {
         self.shared.agents.lock().clone()
@@ -228,7 +256,7 @@ impl Service {
         let statistics = self.shared.statistics.lock();
         let scheduler = self.shared.scheduler.lock();
         let state = |(link, most): (Link, usize)| {
-            let state = LinkState { most, queued: scheduler.queued(&link), stats: statistics.of(&link, at) };
+            let state = LinkState { most, queued: scheduler.queued(&link), stats: statistics.latest(&link, at) };
             (link, state)
         };
         links.into_iter().map(state).collect()
@@ -237,7 +265,7 @@ impl Service {
     /// Returns the reason why a file waits; `None`: it does not wait.
     pub fn why(&self, file: &File) -> Option<Waits> {
         let link = link_of(&file.new.source_endpoint, &file.new.destination_endpoint);
-        let rate = self.shared.statistics.lock().of(&link, now()).throughput;
+        let rate = self.shared.statistics.lock().latest(&link, now()).throughput;
         self.shared.scheduler.lock().why(file.number, rate, now())
     }
 
@@ -249,7 +277,7 @@ impl Service {
         (vo, activity): (&str, &str),
         links: &[Link],
     ) -> (usize, String) {
-        let statistics = self.shared.statistics.lock();
+        let mut statistics = self.shared.statistics.lock();
         let scheduler = self.shared.scheduler.lock();
         let at = now();
         let stats: Vec<_> = links
@@ -266,5 +294,81 @@ impl Service {
         let wanted = Wanted { size: size.map(ByteCount), weight: scheduler.weight(&vo.into(), &activity.into()) };
         let ranking = rank(strategy, &wanted, &stats);
         (ranking.order.first().copied().unwrap_or(0), ranking.rationale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sterna_proto::{BitRate, Phase, Scope};
+    use sterna_sched::state::{FileState, JobKind};
+
+    use super::*;
+    use crate::job::{Failure, Moved, NewFile, NewJob, Owner};
+    use crate::store::{Change, Event, FileFilter, SqliteStore};
+
+    /// Returns a service on a new store, with the directory of the store.
+    async fn service() -> (Arc<Service>, tempfile::TempDir) {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&directory.path().join("sterna.db")).await.unwrap();
+        (Service::new(store, "host".to_owned()).0, directory)
+    }
+
+    fn job() -> NewJob {
+        NewJob {
+            id: Uuid::from_u128(1),
+            kind: JobKind::Files,
+            owner: Owner { credential: "c".to_owned(), name: "/CN=one".to_owned(), vo: "vo".to_owned() },
+            priority: 3,
+            submitted: now(),
+            expires: None,
+            options: JobOptions::default(),
+            metadata: None,
+            idempotency_key: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_restart_does_not_forget_the_statistics_of_links() {
+        let (first, directory) = service().await;
+        let file = |entry| NewFile {
+            entry,
+            source: format!("mock://a/{entry}"),
+            destination: format!("mock://b/{entry}"),
+            source_endpoint: "mock://a".to_owned(),
+            destination_endpoint: "mock://b".to_owned(),
+            ..NewFile::default()
+        };
+        first.store().submit(job(), (0..4).map(file).collect(), true).await.unwrap();
+        let files = first.store().files(FileFilter::default()).await.unwrap();
+        let at = now();
+        let moved = Moved { bytes: 10_000_000, time_ms: 1000, ..Moved::default() };
+        let fails = |kind| {
+            let failure = Failure::from(&sterna_proto::Error::new(kind, Scope::Source, Phase::Transfer, "text"));
+            Event::Fails { failure, moved: Moved::default(), successor: None }
+        };
+        // Two arrive within 4 s, one fails, and the worker of the last reports that it was cancelled.
+        let arrives = Event::Finishes { moved: moved.clone() };
+        let ends = [arrives.clone(), arrives, fails(ErrorKind::NotFound), fails(ErrorKind::Cancelled)];
+        for (file, end) in files.iter().zip(ends) {
+            let starts = Event::Starts { worker: "w".to_owned(), rationale: String::new() };
+            let change = |from, what, at| Change { file: file.number, from, of_worker: None, what, at };
+            let changes = vec![
+                change(FileState::Waiting, starts, at - Duration::from_secs(4)),
+                change(FileState::Active, end, at),
+            ];
+            first.store().change(changes).await.unwrap();
+        }
+        drop(first);
+        let store = SqliteStore::open(&directory.path().join("sterna.db")).await.unwrap();
+        let again = Service::new(store, "host".to_owned()).0;
+        let link = link_of("mock://a", "mock://b");
+        assert_eq!(again.shared.statistics.lock().of(&link, now()), SourceStats::default());
+        again.read_outcomes().await.unwrap();
+        let stats = again.shared.statistics.lock().of(&link, now());
+        assert_eq!((stats.ended_files, stats.success), (3, Some(2.0 / 3.0)));
+        assert_eq!(stats.throughput, Some(BitRate(40_000_000)), "20 MB in 4 s");
+        assert_eq!(stats.file_throughput, Some(BitRate(80_000_000)), "10 MB in 1 s each");
     }
 }

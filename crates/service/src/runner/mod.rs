@@ -15,7 +15,6 @@ use sterna_sched::replica::Strategy;
 use sterna_sched::retry::{Next, RetryRules, Tried, after_failure};
 use sterna_sched::scheduler::{Link, Name, QueueName};
 use sterna_sched::state::{FileState, JobState};
-use sterna_sched::statistics::Arrived;
 use sterna_sched::time::UnixTime;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
@@ -26,7 +25,7 @@ use crate::job::{Failure, File, Job, JobOptions, Moved, Task};
 use crate::paths::PathEnds;
 use crate::service::{Order, Running, Service, link_of, now};
 use crate::settings::Applied;
-use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Store};
+use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Outcome, Store};
 use crate::web::Web;
 use crate::worker::{AgentReports, Agents, Embedded, Key, Report, Reports, ToAgent, agent_of};
 
@@ -124,6 +123,7 @@ impl Runner {
         self.insist("read settings", async || self.service.apply_settings().await).await;
         self.discard_cut_off().await;
         self.read_paths().await;
+        self.insist("read outcomes", async || self.service.read_outcomes().await).await;
         self.recover().await;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -551,7 +551,6 @@ impl Runner {
     /// Records the end of a transfer in the scheduler and the statistics.
     fn handle_end(&mut self, running: &Running, moved: &Moved, failure: Option<&Error>) {
         let (file, at) = (&running.file, now());
-        let link = link_of(&file.new.source_endpoint, &file.new.destination_endpoint);
         let outcome = failure.map_or(Ok(ByteCount(moved.bytes)), Err);
         if let Some(assignment) = &running.assignment {
             let is_unreached = failure.is_some_and(|error| error.kind == ErrorKind::Unreachable);
@@ -561,16 +560,15 @@ impl Runner {
             }
         }
         self.service.shared.scheduler.lock().handle_ended(file.number, outcome, failure.and_then(Error::wait), at);
-        let mut statistics = self.service.shared.statistics.lock();
-        match failure {
-            None => {
-                let under_way = file.started.map_or(moved.time(), |started| at.since(started));
-                let arrived = Arrived { size: ByteCount(moved.bytes), under_way, moving: moved.time() };
-                statistics.handle_arrived(&link, &arrived, at);
-            }
-            Some(error) if error.kind == ErrorKind::Cancelled => {}
-            Some(_) => statistics.handle_failed(&link, at),
-        }
+        let outcome = Outcome {
+            source_endpoint: file.new.source_endpoint.clone(),
+            destination_endpoint: file.new.destination_endpoint.clone(),
+            started: file.started,
+            ended: at,
+            moved: moved.clone(),
+            failure: failure.map(Failure::from),
+        };
+        self.service.handle_outcome(&outcome);
     }
 
     /// Decides what follows a failed attempt.

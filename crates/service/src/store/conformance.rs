@@ -10,7 +10,7 @@ use sterna_sched::time::UnixTime;
 use sterna_seeded::{Seeded, for_seeds};
 use uuid::Uuid;
 
-use super::{Audit, Change, Changed, Event, FileFilter, JobFilter, SqliteStore, Store, Submitted};
+use super::{Audit, Change, Changed, Event, FileFilter, JobFilter, Outcome, SqliteStore, Store, Submitted};
 use crate::credentials::{Credentials, Proxy, Secret};
 use crate::job::{Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner};
 
@@ -276,6 +276,48 @@ async fn a_retry_counts_its_attempt_and_a_lost_worker_does_not() {
     assert_eq!(attempts.iter().map(|attempt| attempt.number).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(attempts[0].failure.to_error().kind, ErrorKind::NoSpace);
     assert_eq!((attempts[0].failure.os_code, attempts[0].failure.to_error().retry), (Some(28), Retry::After));
+}
+
+#[tokio::test]
+async fn outcomes_are_those_of_attempts_that_ended_lately() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![file(0, false), file(1, false), file(2, false), file(3, false)], true).await.unwrap();
+    let files = files_of(store, 1).await;
+    let at = |seconds| NOW + std::time::Duration::from_secs(seconds);
+    let step = async |number: usize, from, what, seconds| {
+        let file = files[number].number;
+        let change = Change { file, from, of_worker: None, what, at: at(seconds) };
+        assert!(matches!(store.change(vec![change]).await.unwrap().remove(0), Changed::Done { .. }));
+    };
+    let moved = Moved { bytes: 7, time_ms: 3000, ..Moved::default() };
+    let arrives = Event::Finishes { moved: moved.clone() };
+    // The first arrives at 10 s, the second fails at 20 s, fails for good at 40 s, and the third arrives at 30 s. The
+    // last one is cancelled while it is under way.
+    for number in 0..4 {
+        step(number, FileState::Waiting, starts(), 5).await;
+    }
+    step(0, FileState::Active, arrives.clone(), 10).await;
+    let retries = Event::Retries { failure: Some(failure()), moved: Moved::default(), not_before: NOW };
+    step(1, FileState::Active, retries, 20).await;
+    step(2, FileState::Active, arrives, 30).await;
+    step(1, FileState::Waiting, starts(), 35).await;
+    let fails = Event::Fails { failure: failure(), moved: Moved::default(), successor: None };
+    step(1, FileState::Active, fails, 40).await;
+    step(3, FileState::Active, Event::Cancels { reason: "why".to_owned(), successor: None }, 50).await;
+    let outcome = |seconds, is_arrived: bool| Outcome {
+        source_endpoint: "mock://a".to_owned(),
+        destination_endpoint: "mock://b".to_owned(),
+        started: is_arrived.then(|| at(5)),
+        ended: at(seconds),
+        moved: if is_arrived { moved.clone() } else { Moved::default() },
+        failure: (!is_arrived).then(failure),
+    };
+    let all = [outcome(10, true), outcome(20, false), outcome(30, true), outcome(40, false)];
+    assert_eq!(store.outcomes(NOW, 10).await.unwrap(), all);
+    assert_eq!(store.outcomes(at(20), 10).await.unwrap(), all[2..]);
+    assert_eq!(store.outcomes(NOW, 3).await.unwrap(), all[1..], "the latest");
+    assert_eq!(store.outcomes(at(50), 10).await.unwrap(), []);
 }
 
 #[tokio::test]

@@ -194,6 +194,23 @@ pub struct Attempt {
     pub failure: Failure,
 }
 
+/// Outcome of an attempt, for the statistics of its link.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Endpoint of the source.
+    pub source_endpoint: String,
+    /// Endpoint of the destination.
+    pub destination_endpoint: String,
+    /// Start of an attempt that arrived; `None`: it failed.
+    pub started: Option<UnixTime>,
+    /// End.
+    pub ended: UnixTime,
+    /// Bytes and limits; without content for an attempt that failed.
+    pub moved: Moved,
+    /// Failure; `None`: it arrived.
+    pub failure: Option<Failure>,
+}
+
 /// Entry of the change feed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Feed {
@@ -284,6 +301,10 @@ pub trait Store: Send + Sync {
 
     /// Returns the failed attempts of a file.
     fn attempts(&self, file: FileNumber) -> Stored<'_, Vec<Attempt>>;
+
+    /// Returns the outcomes of attempts that ended after a time, in order of time: the latest `limit`. Those of archived
+    /// jobs, and of files that were cancelled, are not among them.
+    fn outcomes(&self, after: UnixTime, limit: u32) -> Stored<'_, Vec<Outcome>>;
 
     /// Returns changes after a cursor.
     fn feed(&self, after: u64, limit: u32) -> Stored<'_, Vec<Feed>>;

@@ -22,7 +22,9 @@ use super::row::{
     FILE_COLUMNS, JOB_COLUMNS, count_of, entries_of, file_of, file_state_of, from_json, id_of, job_of, job_state_of,
     json, kind_name, kind_of, signed,
 };
-use super::{Attempt, Audit, Change, Changed, Event, Feed, FileFilter, JobFilter, Setting, Store, Stored, Submitted};
+use super::{
+    Attempt, Audit, Change, Changed, Event, Feed, FileFilter, JobFilter, Outcome, Setting, Store, Stored, Submitted,
+};
 use crate::credentials::{Credentials, Proxy};
 use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
 
@@ -764,6 +766,32 @@ impl Store for SqliteStore {
             };
             let rows = rows.and_then(|rows| rows.iter().map(attempt).collect());
             rows.map_err(|e| failure("read attempts from the database", e))
+        })
+    }
+
+    fn outcomes(&self, after: UnixTime, limit: u32) -> Stored<'_, Vec<Outcome>> {
+        Box::pin(async move {
+            let query = sqlx::query(
+                "SELECT source_endpoint, destination_endpoint, started, finished AS ended, moved, NULL AS failure \
+                 FROM files WHERE state = 'finished' AND finished > ?1 \
+                 UNION ALL \
+                 SELECT source_endpoint, destination_endpoint, NULL, attempts.ended, NULL, attempts.failure \
+                 FROM attempts JOIN files ON files.number = attempts.file WHERE attempts.ended > ?1 \
+                 ORDER BY ended DESC LIMIT ?2",
+            );
+            let rows = query.bind(after.0).bind(limit).fetch_all(&self.readers).await;
+            let outcome = |row: &SqliteRow| {
+                Ok(Outcome {
+                    source_endpoint: row.try_get("source_endpoint")?,
+                    destination_endpoint: row.try_get("destination_endpoint")?,
+                    started: time_of(row, "started")?,
+                    ended: UnixTime(row.try_get("ended")?),
+                    moved: optional_json(row, "moved")?.unwrap_or_default(),
+                    failure: optional_json(row, "failure")?,
+                })
+            };
+            let outcomes = rows.and_then(|rows| rows.iter().rev().map(outcome).collect());
+            outcomes.map_err(|e| failure("read outcomes from the database", e))
         })
     }
 
