@@ -370,13 +370,15 @@ impl Service {
             let Some(share) = read::<ShareSettings>(&setting) else { continue };
             let of_link: &mut BTreeMap<Name, Share> =
                 shares.links.entry(link_of(&share.source, &share.destination)).or_default();
-            of_link.insert(share.vo.as_str().into(), weight(share.share));
+            of_link.insert(share.vo.as_str().into(), share_of(share.share, share.guarantee));
         }
         for setting in self.store().settings(kind::ACTIVITIES).await? {
             let Some(activities) = read::<ActivitySettings>(&setting) else { continue };
             if activities.active {
-                let share = activities.share.iter().map(|(name, share)| (name.as_str().into(), weight(*share)));
-                shares.activities.insert(activities.vo.as_str().into(), share.collect());
+                let guarantee = |name: &String| activities.guarantee.get(name).copied().unwrap_or(0.0);
+                let share = |(name, weight): (&String, &f64)| (name.as_str().into(), share_of(*weight, guarantee(name)));
+                let of_vo = activities.share.iter().map(share).collect();
+                shares.activities.insert(activities.vo.as_str().into(), of_vo);
             }
         }
         for setting in self.store().settings(kind::VO).await? {
@@ -421,11 +423,45 @@ impl Service {
     }
 }
 
-/// Returns a share of this weight.
+/// Returns the error of a site that the service does not have.
 fn no_site(name: &str) -> Error {
     usage(format!("there is no site {name}: an operator can add it (`sterna config site {name} --add FINGERPRINT`)"))
 }
 
-fn weight(weight: f64) -> Share {
-    Share { weight: weight.clamp(0.0, WEIGHT_MAX), ..Share::default() }
+/// Returns a share of this weight and guarantee.
+fn share_of(weight: f64, guarantee: f64) -> Share {
+    Share { weight: weight.clamp(0.0, WEIGHT_MAX), guarantee: guarantee.clamp(0.0, 1.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use sterna_sched::scheduler::Link;
+
+    use super::*;
+    use crate::store::SqliteStore;
+
+    #[tokio::test]
+    async fn shares_have_the_weights_and_guarantees_of_the_settings() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&directory.path().join("sterna.db")).await.unwrap();
+        let (service, _) = Service::new(store, "host".to_owned());
+        let set = async |kind, name, value| service.store().set(kind, name, Some(value), None).await.unwrap();
+        // The first two were stored by an earlier release.
+        set(kind::SHARE, "1", json!({"source": "a", "destination": "*", "vo": "x", "share": 70.0})).await;
+        set(kind::ACTIVITIES, "y", json!({"vo": "y", "active": true, "share": {"p": 2.0}})).await;
+        let share = json!({"source": "a", "destination": "*", "vo": "y", "share": 3e9, "guarantee": 0.25});
+        set(kind::SHARE, "2", share).await;
+        let activities = json!({"vo": "x", "active": true, "share": {"p": 1.0, "q": 2.0}, "guarantee": {"p": 0.5}});
+        set(kind::ACTIVITIES, "x", activities).await;
+        let shares = service.stored_shares().await.unwrap();
+        let share = |weight, guarantee| Share { weight, guarantee };
+        let named = |shares: &[(&str, Share)]| shares.iter().map(|(name, share)| (Name::from(*name), *share)).collect();
+        let link = Link { source: "a".into(), destination: ANY.into() };
+        let of_link = named(&[("x", share(70.0, 0.0)), ("y", share(WEIGHT_MAX, 0.25))]);
+        assert_eq!(shares.links, BTreeMap::from([(link, of_link)]));
+        let of_x = named(&[("p", share(1.0, 0.5)), ("q", share(2.0, 0.0))]);
+        let of_y = named(&[("p", share(2.0, 0.0))]);
+        assert_eq!(shares.activities, BTreeMap::from([("x".into(), of_x), ("y".into(), of_y)]));
+    }
 }

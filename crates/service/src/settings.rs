@@ -119,6 +119,9 @@ pub struct ShareSettings {
     pub vo: String,
     /// Weight.
     pub share: f64,
+    /// Minimum fraction of the bytes while the virtual organisation has files, from 0 to 1.
+    #[serde(default)]
+    pub guarantee: f64,
 }
 
 /// Scheduling of the files of a virtual organisation.
@@ -140,6 +143,9 @@ pub struct ActivitySettings {
     pub active: bool,
     /// Weight of each activity.
     pub share: BTreeMap<String, f64>,
+    /// Minimum fraction of the bytes of the virtual organisation while an activity has files, from 0 to 1.
+    #[serde(default)]
+    pub guarantee: BTreeMap<String, f64>,
 }
 
 /// Defaults of the jobs of a virtual organisation.

@@ -16,7 +16,7 @@ pub const EXAMPLES: &str = "Examples:
   sterna config link '*' sterna://hub.example.org --max default
   sterna config endpoint sterna://hub.example.org --in 50 --out 50
   sterna config share atlas 70 --destination sterna://hub.example.org
-  sterna config activities atlas production=3 default=1
+  sterna config activities atlas production=3 default=1 --guarantee production=0.5
   sterna config vo mission --order submission --max 10
   sterna config grant '/DC=org/DC=example/CN=Operator' config
   sterna config site gs.example.org --add SHA256:PXnRV7Viz07LCS3q+EGKVef/8GfRAaO0qTW3vRXksbU
@@ -50,11 +50,13 @@ pub enum Change {
     Endpoint(EndpointFlags),
     /// Give a virtual organisation a share of the bytes of links
     #[command(
-        after_help = "Examples:\n  sterna config share atlas 70 --destination sterna://hub.example.org\n  sterna config share public 30"
+        after_help = "Examples:\n  sterna config share atlas 70 --destination sterna://hub.example.org\n  sterna config share public 30 --guarantee 0.1"
     )]
     Share(ShareFlags),
     /// Give activities shares within their virtual organisation
-    #[command(after_help = "Examples:\n  sterna config activities atlas production=3 default=1")]
+    #[command(
+        after_help = "Examples:\n  sterna config activities atlas production=3 default=1\n  sterna config activities atlas production=3 default=1 --guarantee production=0.5"
+    )]
     Activities(ActivitiesFlags),
     /// Set defaults, the limit and the order of a virtual organisation
     #[command(
@@ -101,6 +103,20 @@ fn parse_time_or_default(text: &str) -> Result<OrDefault<Duration>, String> {
 fn parse_weight(text: &str) -> Result<f64, String> {
     let weight = text.parse().ok().filter(|weight| (0.0..=1e9).contains(weight));
     weight.ok_or_else(|| "expected a number from 0 to 1000000000".to_owned())
+}
+
+/// Reads a guaranteed fraction.
+fn parse_guarantee(text: &str) -> Result<f64, String> {
+    let guarantee = text.parse().ok().filter(|guarantee| (0.0..=1.0).contains(guarantee));
+    guarantee.ok_or_else(|| "expected a fraction from 0 to 1".to_owned())
+}
+
+/// Reads `NAME=FRACTION`.
+fn parse_named_guarantee(text: &str) -> Result<(String, f64), String> {
+    match text.rsplit_once('=') {
+        Some((name, guarantee)) if !name.is_empty() => Ok((name.to_owned(), parse_guarantee(guarantee)?)),
+        _ => Err("expected NAME=FRACTION, such as production=0.5".to_owned()),
+    }
 }
 
 /// Reads `NAME=WEIGHT`.
@@ -187,6 +203,10 @@ pub struct ShareFlags {
     /// Part of the bytes, relative to the weights of the others that have files
     #[arg(value_parser = parse_weight)]
     pub weight: Option<f64>,
+    /// Minimum fraction of the bytes of a link while the virtual organisation has files, whatever the weights of the
+    /// others (default: 0)
+    #[arg(long, value_name = "FRACTION", requires = "weight", value_parser = parse_guarantee)]
+    pub guarantee: Option<f64>,
     /// Source endpoint of the links
     #[arg(long, value_name = "ENDPOINT", default_value = "*")]
     pub source: String,
@@ -207,6 +227,9 @@ pub struct ActivitiesFlags {
     /// Weights of all its activities; default is every one without a share
     #[arg(value_name = "NAME=WEIGHT", value_parser = parse_named_weight)]
     pub weights: Vec<(String, f64)>,
+    /// Minimum fraction of the bytes of the virtual organisation while the activity has files. Can be repeated
+    #[arg(long = "guarantee", value_name = "NAME=FRACTION", requires = "weights", value_parser = parse_named_guarantee)]
+    pub guarantees: Vec<(String, f64)>,
     /// Keep the shares, but do not follow them
     #[arg(long, requires = "weights")]
     pub ignored: bool,
@@ -314,6 +337,10 @@ mod tests {
         assert_eq!(parse_named_weight("a=b=0.5"), Ok(("a=b".to_owned(), 0.5)));
         for wrong in ["a", "=1", "a=", "a=-1", "a=NaN", "a=inf", "a=1e10"] {
             assert!(parse_named_weight(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!((parse_guarantee("1"), parse_named_guarantee("a=b=0.5")), (Ok(1.0), Ok(("a=b".to_owned(), 0.5))));
+        for wrong in ["a", "=1", "a=", "a=-0.1", "a=1.1", "a=NaN", "a=50%"] {
+            assert!(parse_named_guarantee(wrong).is_err(), "{wrong}");
         }
     }
 }

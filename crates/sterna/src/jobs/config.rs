@@ -1,5 +1,7 @@
 //! `sterna config`: settings that the scheduler of a service follows.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
 use sterna_proto::file::plain;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
@@ -121,7 +123,8 @@ impl Run {
         let Some(weight) = flags.weight else {
             return self.remove(&path, &format!("the share of {}", flags.vo));
         };
-        let answer = self.client.put::<ShareView>(&path, Some(&json!({"weight": weight})))?;
+        let new = json!({"weight": weight, "guarantee": flags.guarantee.unwrap_or(0.0)});
+        let answer = self.client.put::<ShareView>(&path, Some(&new))?;
         self.print(&answer, |share| shares(std::slice::from_ref(share)))
     }
 
@@ -130,9 +133,11 @@ impl Run {
         if flags.remove {
             return self.remove(&path, &format!("the activities of {}", flags.vo));
         }
-        let weights: Map<String, Value> =
-            flags.weights.iter().map(|(name, weight)| (name.clone(), (*weight).into())).collect();
-        let new = json!({"weights": weights, "is_followed": !flags.ignored});
+        let by_name = |values: &[(String, f64)]| -> Map<String, Value> {
+            values.iter().map(|(name, value)| (name.clone(), (*value).into())).collect()
+        };
+        let (weights, guarantees) = (by_name(&flags.weights), by_name(&flags.guarantees));
+        let new = json!({"weights": weights, "guarantees": guarantees, "is_followed": !flags.ignored});
         let answer = self.client.put::<ActivitiesView>(&path, Some(&new))?;
         self.print(&answer, |one| activities(std::slice::from_ref(one)))
     }
@@ -308,20 +313,24 @@ fn endpoints(endpoints: &[EndpointView]) -> String {
 }
 
 fn shares(shares: &[ShareView]) -> String {
-    let mut table = Table::new(&["weight", "vo", "source", "destination"], 0..1);
+    let mut table = Table::new(&["weight", "guarantee", "vo", "source", "destination"], 0..2);
     for share in shares {
         let (source, destination) = (share.source.clone(), share.destination.clone());
-        table.add(vec![share.weight.to_string(), share.vo.clone(), source, destination]);
+        let guarantee = share.guarantee.to_string();
+        table.add(vec![share.weight.to_string(), guarantee, share.vo.clone(), source, destination]);
     }
     table.text()
 }
 
 fn activities(activities: &[ActivitiesView]) -> String {
-    let mut table = Table::new(&["vo", "followed", "weights"], 0..0);
+    let mut table = Table::new(&["vo", "followed", "weights", "guarantees"], 0..0);
     for one in activities {
-        let weights: Vec<String> = one.weights.iter().map(|(name, weight)| format!("{name}={weight}")).collect();
+        let pairs = |values: &BTreeMap<String, f64>| {
+            let pairs: Vec<String> = values.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            if pairs.is_empty() { "-".to_owned() } else { pairs.join(" ") }
+        };
         let followed = if one.is_followed { "yes" } else { "no" };
-        table.add(vec![one.vo.clone(), followed.to_owned(), weights.join(" ")]);
+        table.add(vec![one.vo.clone(), followed.to_owned(), pairs(&one.weights), pairs(&one.guarantees)]);
     }
     table.text()
 }
@@ -395,7 +404,10 @@ mod tests {
             &["endpoint", "a", "--in", "1", "--remove"],
             &["share", "vo"],
             &["share", "vo", "1", "--remove"],
+            &["share", "vo", "1", "--guarantee", "1.1"],
+            &["share", "vo", "--remove", "--guarantee", "0.1"],
             &["activities", "vo"],
+            &["activities", "vo", "--guarantee", "a=0.1"],
             &["vo", "x"],
             &["grant", "u", "everything"],
             &["drain"],

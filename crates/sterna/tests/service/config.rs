@@ -119,20 +119,40 @@ fn a_link_with_a_name_of_fts3_is_the_same_link() {
 fn shares_activities_and_grants_are_set_shown_and_removed() {
     let serve = Serve::start();
     config(&serve, &["share", "atlas", "70", "--destination", "mock://b.example"]);
-    config(&serve, &["share", "public", "0.5"]);
-    config(&serve, &["activities", "atlas", "production=3", "default=1", "--ignored"]);
+    config(&serve, &["share", "public", "0.5", "--guarantee", "0.1"]);
+    let activities = ["activities", "atlas", "production=3", "default=1", "--ignored", "--guarantee", "production=0.5"];
+    config(&serve, &activities);
     config(&serve, &["grant", "/DC=org/CN=Operator, x", "config"]);
     let expected = json!({
         "shares": [
-            {"vo": "public", "source": "*", "destination": "*", "weight": 0.5},
-            {"vo": "atlas", "source": "*", "destination": "mock://b.example", "weight": 70.0},
+            {"vo": "public", "source": "*", "destination": "*", "weight": 0.5, "guarantee": 0.1},
+            {"vo": "atlas", "source": "*", "destination": "mock://b.example", "weight": 70.0, "guarantee": 0.0},
         ],
-        "activities": [{"vo": "atlas", "is_followed": false, "weights": {"production": 3.0, "default": 1.0}}],
+        "activities": [{
+            "vo": "atlas",
+            "is_followed": false,
+            "weights": {"production": 3.0, "default": 1.0},
+            "guarantees": {"production": 0.5},
+        }],
         "grants": [{"operation": "config", "user": "/DC=org/CN=Operator, x"}],
     });
     let there = settings(&serve);
     for (kind, expected) in expected.as_object().unwrap() {
         assert_eq!(&there[kind], expected, "{there}");
+    }
+    // The interface of FTS3 has no guarantees, shows none, and keeps them.
+    let share = json!({"source": "*", "destination": "*", "vo": "public", "share": 0.5});
+    assert_eq!(serve.request("POST", "/config/shares", &share.to_string()).0, 200);
+    assert!(!serve.request("GET", "/config/shares", "").1.contains("guarantee"));
+    assert_eq!(settings(&serve)["shares"][0]["guarantee"], json!(0.1));
+    for (path, body) in [
+        ("shares/*/*/v", json!({"weight": 1, "guarantee": 1.01})),
+        ("shares/*/*/v", json!({"weight": 1, "guarantee": -0.1})),
+        ("activities/v", json!({"weights": {"a": 1}, "guarantees": {"a": 2}})),
+        ("activities/v", json!({"weights": {"a": 1}, "guarantees": {"b": 0.5}})),
+    ] {
+        let (status, text) = serve.request("PUT", &format!("/api/v1/config/{path}"), &body.to_string());
+        assert!(status == 400 && text.contains("guarantee"), "{body}: {status} {text}");
     }
     let shown = config(&serve, &[]);
     for title in ["SHARES\n", "ACTIVITIES\n", "GRANTS\n"] {

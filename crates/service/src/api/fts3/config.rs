@@ -423,8 +423,21 @@ async fn remove_link(caller: Caller, State(app): State<App>, Path(name): Path<St
 )]
 async fn shares(caller: Caller, State(app): State<App>) -> Reply {
     let settings = app.service.settings(&caller, kind::SHARE).await?;
-    let shares = settings.iter().filter_map(|setting| serde_json::to_value(read::<ShareSettings>(setting)?).ok());
+    let shown = |share: ShareSettings| {
+        json!({"source": share.source, "destination": share.destination, "vo": share.vo, "share": share.share})
+    };
+    let shares = settings.iter().filter_map(|setting| read(setting).map(shown));
     Ok(json_reply(StatusCode::OK, &Value::Array(shares.collect())))
+}
+
+/// Returns the change to a share that keeps its guarantee: FTS3 has none, and its clients must not take one away.
+fn with_guarantee(mut value: Value) -> impl FnOnce(Option<Value>) -> Result<Option<Value>, sterna_proto::Error> {
+    |known| {
+        if let Some(guarantee) = known.as_ref().and_then(|known| known.get("guarantee")) {
+            value["guarantee"] = guarantee.clone();
+        }
+        Ok(Some(value))
+    }
 }
 
 /// `POST /config/shares`: sets the share of a virtual organisation on a link.
@@ -443,7 +456,7 @@ async fn set_share(caller: Caller, State(app): State<App>, Whole(body): Small) -
     let share = share.ok_or_else(|| bad("Bad share value"))?;
     let name = format!("{source} {destination} {vo}");
     let value = json!({"source": source, "destination": destination, "vo": vo, "share": share});
-    app.service.set(&caller, kind::SHARE, &name, Some(value), "share-config").await?;
+    app.service.amend(&caller, kind::SHARE, &name, "share-config", with_guarantee(value)).await?;
     Ok(json_reply(StatusCode::OK, request.get("share").unwrap_or(&Value::Null)))
 }
 
@@ -530,7 +543,7 @@ async fn set_activities(caller: Caller, State(app): State<App>, Whole(body): Sma
     }
     let active = request.get("active").and_then(Value::as_bool).unwrap_or(true);
     let value = json!({"vo": vo, "active": active, "share": weights});
-    app.service.set(&caller, kind::ACTIVITIES, &vo, Some(value), "activity-share").await?;
+    app.service.amend(&caller, kind::ACTIVITIES, &vo, "activity-share", with_guarantee(value)).await?;
     let list: Vec<Value> = shares.into_iter().map(|(activity, share)| json!({activity: share})).collect();
     Ok(json_reply(StatusCode::OK, &json!({"vo": vo, "active": active, "activity_share": list})))
 }

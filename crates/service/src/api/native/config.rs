@@ -86,6 +86,13 @@ fn weight(what: &str, given: f64) -> Result<f64, Error> {
     }
 }
 
+fn guarantee(what: &str, given: f64) -> Result<f64, Error> {
+    match (0.0..=1.0).contains(&given) {
+        true => Ok(given),
+        false => Err(usage(format!("{what}: {given}, expected a guarantee from 0 to 1"))),
+    }
+}
+
 fn missing(what: String) -> Error {
     Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, format!("there is no setting for {what}"))
 }
@@ -139,12 +146,14 @@ async fn show(By(caller): By, State(app): State<App>) -> Result<Json<ConfigView>
             source: share.source,
             destination: share.destination,
             weight: share.share,
+            guarantee: share.guarantee,
         })
         .await?,
         activities: all(&app, &caller, kind::ACTIVITIES, |_, one: ActivitySettings| ActivitiesView {
             vo: one.vo,
             is_followed: one.active,
             weights: one.share,
+            guarantees: one.guarantee,
         })
         .await?,
         vos: vos(&app, &caller).await?,
@@ -320,7 +329,7 @@ async fn remove_endpoint(
 fn share_of((source, destination, vo): (String, String, String)) -> Result<(String, ShareSettings), Error> {
     let (source, destination) = (endpoint_or_any(&source)?, endpoint_or_any(&destination)?);
     name("the virtual organisation", &vo)?;
-    Ok((format!("{source} {destination} {vo}"), ShareSettings { source, destination, vo, share: 0.0 }))
+    Ok((format!("{source} {destination} {vo}"), ShareSettings { source, destination, vo, share: 0.0, guarantee: 0.0 }))
 }
 
 /// Sets the share of a virtual organisation on a link.
@@ -346,9 +355,10 @@ async fn set_share(
     let new: NewShare = read("the share", &body)?;
     let (name, mut share) = share_of(path)?;
     share.share = weight("weight", new.weight)?;
+    share.guarantee = guarantee("guarantee", new.guarantee)?;
     app.service.set(&caller, kind::SHARE, &name, stored(&share)?, "share-config").await?;
-    let ShareSettings { source, destination, vo, share: weight } = share;
-    Ok(Json(ShareView { vo, source, destination, weight }))
+    let ShareSettings { source, destination, vo, share: weight, guarantee } = share;
+    Ok(Json(ShareView { vo, source, destination, weight, guarantee }))
 }
 
 /// Removes the share of a virtual organisation on a link.
@@ -398,10 +408,21 @@ async fn set_activities(
     for (activity, given) in &new.weights {
         weight(name("an activity", activity)?, *given)?;
     }
-    let (is_followed, weights) = (new.is_followed.unwrap_or(true), new.weights);
-    let settings = ActivitySettings { vo: vo.clone(), active: is_followed, share: weights.clone() };
+    for (activity, given) in &new.guarantees {
+        if !new.weights.contains_key(activity) {
+            return Err(usage(format!("{activity}: an activity with a guarantee has a weight too")).into());
+        }
+        guarantee(activity, *given)?;
+    }
+    let (is_followed, weights, guarantees) = (new.is_followed.unwrap_or(true), new.weights, new.guarantees);
+    let settings = ActivitySettings {
+        vo: vo.clone(),
+        active: is_followed,
+        share: weights.clone(),
+        guarantee: guarantees.clone(),
+    };
     app.service.set(&caller, kind::ACTIVITIES, &vo, stored(&settings)?, "activity-share").await?;
-    Ok(Json(ActivitiesView { vo, is_followed, weights }))
+    Ok(Json(ActivitiesView { vo, is_followed, weights, guarantees }))
 }
 
 /// Removes the shares of the activities of a virtual organisation.

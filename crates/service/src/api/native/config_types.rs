@@ -101,6 +101,8 @@ pub struct ShareView {
     pub destination: String,
     /// Part of the bytes, relative to the weights of the others that have files.
     pub weight: f64,
+    /// Minimum fraction of the bytes of the link while there are files, from 0 to 1.
+    pub guarantee: f64,
 }
 
 /// Weight of a share.
@@ -110,6 +112,11 @@ pub struct NewShare {
     /// Part of the bytes, relative to the weights of the others that have files.
     #[schema(minimum = 0, maximum = 1_000_000_000)]
     pub weight: f64,
+    /// Minimum fraction of the bytes of the link while there are files. 0 without it. Guarantees above 1 together are
+    /// scaled down.
+    #[serde(default)]
+    #[schema(minimum = 0, maximum = 1)]
+    pub guarantee: f64,
 }
 
 /// Shares of the activities of a virtual organisation.
@@ -121,6 +128,9 @@ pub struct ActivitiesView {
     pub is_followed: bool,
     /// Weight of each activity; `default`: activities without a share.
     pub weights: BTreeMap<String, f64>,
+    /// Minimum fraction of the bytes of the virtual organisation while an activity has files, from 0 to 1, of the
+    /// activities that have one.
+    pub guarantees: BTreeMap<String, f64>,
 }
 
 /// Shares of activities.
@@ -129,6 +139,10 @@ pub struct ActivitiesView {
 pub struct NewActivities {
     /// Weight of each activity; `default`: activities without a share.
     pub weights: BTreeMap<String, f64>,
+    /// Minimum fraction of the bytes of the virtual organisation while an activity has files, from 0 to 1. Each activity
+    /// here has a weight too.
+    #[serde(default)]
+    pub guarantees: BTreeMap<String, f64>,
     /// False: the shares are kept, and not followed. True without it.
     #[serde(default)]
     pub is_followed: Option<bool>,
