@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use sterna_net::identity::Fingerprint;
-use sterna_proto::{ByteCount, Error, ErrorKind};
+use sterna_proto::{BitRate, ByteCount, Error, ErrorKind};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::replica::{SourceStats, Strategy, Wanted, rank};
 use sterna_sched::scheduler::{Limits, Link, Name, QueuedOnLink, Scheduler, Shares, Waits};
@@ -17,6 +17,7 @@ use sterna_sched::time::UnixTime;
 use tokio::sync::{MutexGuard, Notify, mpsc};
 use uuid::Uuid;
 
+use crate::command::site_of;
 use crate::job::{File, JobOptions};
 use crate::paths::{PathEnds, PathRecord};
 use crate::settings::Applied;
@@ -279,6 +280,7 @@ impl Service {
     ) -> (usize, String) {
         let mut statistics = self.shared.statistics.lock();
         let scheduler = self.shared.scheduler.lock();
+        let (applied, paths) = (self.applied(), self.shared.paths.lock());
         let at = now();
         let stats: Vec<_> = links
             .iter()
@@ -287,6 +289,7 @@ impl Service {
                 let queued = scheduler.queued(link);
                 stats.queued_files = queued.files;
                 stats.pending = queued.pending;
+                stats.path_rate = path_rate(link, &applied, &paths);
                 stats.is_being_tried = stats.ended_files == 0 && queued.files + queued.active > 0;
                 stats
             })
@@ -297,15 +300,27 @@ impl Service {
     }
 }
 
+/// Returns the best rate that the agents of both sites of a link have recorded; `None`: an end is at no agents, or none
+/// of their pairs has a record.
+fn path_rate(link: &Link, applied: &Applied, paths: &BTreeMap<PathEnds, PathRecord>) -> Option<BitRate> {
+    let agents = |endpoint: &Name| Some(applied.sites.get(site_of(endpoint)?)?.agents.as_slice());
+    let (sources, destinations) = (agents(&link.source)?, agents(&link.destination)?);
+    let pairs = sources.iter().flat_map(|source| destinations.iter().map(move |destination| (source, destination)));
+    let ends = pairs.map(|(source, destination)| PathEnds { source: *source, destination: *destination });
+    let best = ends.filter_map(|ends| paths.get(&ends)?.best_bytes_per_s).max_by(f64::total_cmp)?;
+    Some(BitRate((best * 8.0) as u64))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use sterna_proto::{BitRate, Phase, Scope};
+    use sterna_proto::{Phase, Scope};
     use sterna_sched::state::{FileState, JobKind};
 
     use super::*;
     use crate::job::{Failure, Moved, NewFile, NewJob, Owner};
+    use crate::site::Site;
     use crate::store::{Change, Event, FileFilter, SqliteStore};
 
     /// Returns a service on a new store, with the directory of the store.
@@ -370,5 +385,39 @@ mod tests {
         assert_eq!((stats.ended_files, stats.success), (3, Some(2.0 / 3.0)));
         assert_eq!(stats.throughput, Some(BitRate(40_000_000)), "20 MB in 4 s");
         assert_eq!(stats.file_throughput, Some(BitRate(80_000_000)), "10 MB in 1 s each");
+    }
+
+    #[tokio::test]
+    async fn the_best_source_without_transfers_is_that_with_the_best_recorded_path() {
+        let (service, _directory) = service().await;
+        let agent = |number| Fingerprint([number; 32]);
+        let site = |agents: &[u8]| Site { agents: agents.iter().map(|one| agent(*one)).collect(), access: Vec::new() };
+        let sites = [("one", site(&[1, 2])), ("two", site(&[3])), ("to", site(&[8, 9])), ("empty", site(&[]))];
+        let sites = sites.into_iter().map(|(name, site)| (name.to_owned(), site)).collect();
+        let applied = Applied { sites, ..Applied::default() };
+        // From the first site 1 and 20 MB/s, from the second one 5 MB/s; a path in the other direction does not count.
+        let mut paths = BTreeMap::new();
+        for (source, destination, rate) in
+            [(1, 8, Some(1e6)), (2, 9, Some(20e6)), (3, 8, Some(5e6)), (3, 9, None), (8, 3, Some(90e6))]
+        {
+            let ends = PathEnds { source: agent(source), destination: agent(destination) };
+            paths.insert(ends, PathRecord { best_bytes_per_s: rate, ..PathRecord::default() });
+        }
+        let to = |source: &str| link_of(source, "sterna://to");
+        for (source, expected) in [
+            ("sterna://one", Some(160_000_000)),
+            ("sterna://two", Some(40_000_000)),
+            ("sterna://empty", None),
+            ("sterna://unknown", None),
+            ("https://one", None),
+        ] {
+            assert_eq!(path_rate(&to(source), &applied, &paths), expected.map(BitRate), "{source}");
+        }
+        *service.shared.applied.lock() = Arc::new(applied);
+        *service.shared.paths.lock() = paths;
+        // 10 GB at the rates of the paths; a source without a record counts as one of 1 Gbit/s.
+        let best = |links: &[Link]| service.choose(Strategy::Best, Some(10_000_000_000), ("vo", "x"), links).0;
+        assert_eq!(best(&[to("sterna://two"), to("sterna://one")]), 1);
+        assert_eq!(best(&[to("sterna://two"), to("sterna://one"), to("https://web")]), 2);
     }
 }
