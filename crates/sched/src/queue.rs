@@ -65,15 +65,9 @@ impl Queue {
         Self { order, ..Self::default() }
     }
 
-    /// Sorts the files by another order. Cost: n log n, if the order changes.
-    pub fn set_order(&mut self, order: Order) {
-        if self.order == order {
-            return;
-        }
-        self.order = order;
-        let entered = std::mem::take(&mut self.by_rank);
-        let files = entered.iter().filter_map(|rank| self.files.get(&FileNumber(rank.file())));
-        self.by_rank = files.map(|file| self.rank(file)).collect();
+    /// Returns the files, by number.
+    pub fn into_files(self) -> impl Iterator<Item = QueuedFile> {
+        self.files.into_values()
     }
 
     /// Adds a file. A file of the same number is replaced.

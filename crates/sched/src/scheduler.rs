@@ -8,6 +8,7 @@
 //! The cost of a turn grows with the links that have files and with the files that start, not with the files that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -98,7 +99,7 @@ pub struct Shares {
     pub links: BTreeMap<Link, BTreeMap<Name, Share>>,
     /// Shares of the activities of a VO; the others have that of `default`, or an equal one.
     pub activities: BTreeMap<Name, BTreeMap<Name, Share>>,
-    /// VOs whose queues have no priorities.
+    /// VOs whose files start in order of submission: neither priorities nor activities count.
     pub in_order: BTreeSet<Name>,
 }
 
@@ -113,12 +114,21 @@ impl Shares {
         if self.in_order.contains(vo) { Order::Submission } else { Order::Priority }
     }
 
+    /// Returns the name of the queue of a file within its VO: its activity, or for a VO in order that of the VO.
+    fn queue_in_vo<'a>(&self, queue: &'a QueueName) -> &'a Name {
+        if self.in_order.contains(&queue.vo) { &queue.vo } else { &queue.activity }
+    }
+
     fn of_vo(&self, link: &Link, vo: &Name) -> Share {
         let Some(shares) = most_precise(&self.links, link) else { return Share::default() };
         shares.get(vo).or_else(|| shares.get(PUBLIC)).copied().unwrap_or_default()
     }
 
     fn of_activity(&self, vo: &Name, activity: &Name) -> Share {
+        if self.in_order.contains(vo) {
+            // All files of the VO are in one queue.
+            return Share::default();
+        }
         let shares = self.activities.get(vo);
         let share = |name: &str| shares.and_then(|shares| shares.get(name)).copied();
         share(activity).or_else(|| share(ACTIVITY_DEFAULT)).unwrap_or_default()
@@ -261,13 +271,21 @@ impl Scheduler {
         self.limits = limits;
     }
 
-    /// Replaces the shares, and sorts the queues by the order that they give. Cost: a sort of the files that wait, if
-    /// the order of their VO changes.
-    pub fn set_shares(&mut self, shares: Shares) {
-        self.shares = shares;
-        for (vo, activities) in self.links.values_mut().flat_map(|link| &mut link.vos) {
+    /// Replaces the shares, and gives the files that wait the queues and the order that follow. Cost: a sort of the
+    /// files that wait, if the order of their VO changes.
+    pub fn set_shares(&mut self, shares: Shares, now: UnixTime) {
+        let before = std::mem::replace(&mut self.shares, shares);
+        for vo in before.in_order.symmetric_difference(&self.shares.in_order) {
             let order = self.shares.order_of(vo);
-            activities.values_mut().for_each(|queue| queue.set_order(order));
+            for link in self.links.values_mut() {
+                link.activity_turns.remove(vo);
+                let Some(queues) = link.vos.get_mut(vo) else { continue };
+                for file in std::mem::take(queues).into_values().flat_map(Queue::into_files) {
+                    let Some(Place::Queued(queue)) = self.places.get(&file.number) else { continue };
+                    let name = Arc::clone(self.shares.queue_in_vo(queue));
+                    queues.entry(name).or_insert_with(|| Queue::new(order)).add(file, now);
+                }
+            }
         }
     }
 
@@ -306,7 +324,8 @@ impl Scheduler {
         let order = self.shares.order_of(&queue.vo);
         let link = self.links.entry(queue.link.clone()).or_default();
         let activities = link.vos.entry(Arc::clone(&queue.vo)).or_default();
-        let files = activities.entry(Arc::clone(&queue.activity)).or_insert_with(|| Queue::new(order));
+        let name = Arc::clone(self.shares.queue_in_vo(&queue));
+        let files = activities.entry(name).or_insert_with(|| Queue::new(order));
         files.add(file, now);
         self.places.insert(file.number, Place::Queued(queue));
     }
@@ -342,7 +361,8 @@ impl Scheduler {
         let unsent = file.assumed_size().0.saturating_sub(outcome.map_or(0, |size| size.0));
         if let Some(link) = self.links.get_mut(&queue.link).filter(|_| unsent > 0) {
             link.vo_turns.give_back(&queue.vo, unsent);
-            link.activity_turns.entry(Arc::clone(&queue.vo)).or_default().give_back(&queue.activity, unsent);
+            let name = self.shares.queue_in_vo(&queue);
+            link.activity_turns.entry(Arc::clone(&queue.vo)).or_default().give_back(name, unsent);
         }
         let (source, destination) = (&queue.link.source, &queue.link.destination);
         for (endpoint, scope) in [(source, Scope::Source), (destination, Scope::Destination)] {
@@ -382,7 +402,7 @@ impl Scheduler {
     pub fn why(&self, number: FileNumber, rate: Option<BitRate>, now: UnixTime) -> Option<Waits> {
         let Some(Place::Queued(queue)) = self.places.get(&number) else { return None };
         let link = self.links.get(&queue.link)?;
-        let files = link.vos.get(&queue.vo)?.get(&queue.activity)?;
+        let files = link.vos.get(&queue.vo)?.get(self.shares.queue_in_vo(queue))?;
         let file = files.file(number)?;
         if file.not_before > now {
             return Some(Waits::Retry(file.not_before));
@@ -453,21 +473,22 @@ impl Scheduler {
         }
         let vo = link.vo_turns.choose(&vos)?;
         let activity = link.activity_turns.get_mut(&vo.queue)?.choose(activities_of.get(&vo.queue)?)?;
-        let queue = QueueName { link: name.clone(), vo: vo.queue, activity: activity.queue };
-        let number = link.vos.get_mut(&queue.vo)?.get_mut(&queue.activity)?.first(now)?.number;
+        let number = link.vos.get_mut(&vo.queue)?.get_mut(&activity.queue)?.first(now)?.number;
+        let Some(Place::Queued(queue)) = self.places.get(&number).cloned() else { return None };
         let file = self.take(&queue, number)?;
         self.count(&queue, 1);
         for endpoint in [&queue.link.source, &queue.link.destination] {
             self.endpoint(endpoint).breaker.handle_start(number);
         }
-        let rationale = format!(
-            "share of {} {:.0} %, of {} in it {:.0} %; priority {}",
-            queue.vo,
-            vo.fraction * 100.0,
-            queue.activity,
-            activity.fraction * 100.0,
-            file.priority
-        );
+        let mut rationale = format!("share of {} {:.0} %", queue.vo, vo.fraction * 100.0);
+        // Writing to a string succeeds always.
+        let _ = match self.shares.order_of(&queue.vo) {
+            Order::Submission => write!(rationale, "; in order of submission"),
+            Order::Priority => {
+                let (activity, percent) = (&queue.activity, activity.fraction * 100.0);
+                write!(rationale, ", of {activity} in it {percent:.0} %; priority {}", file.priority)
+            }
+        };
         let with = self.take_group(&queue, &file, now);
         self.sessions.insert(number, 1 + with.len());
         for file in std::iter::once(file).chain(with.iter().copied()) {
@@ -482,18 +503,22 @@ impl Scheduler {
         let mut with: Vec<QueuedFile> = Vec::new();
         let size_of = |file: &QueuedFile| file.size.map_or(0, |size| size.0);
         let mut size = size_of(first);
+        let name = Arc::clone(self.shares.queue_in_vo(queue));
         while first.group.is_some() && with.len() + 1 < SHARED_FILES_MAX && size < SHARED_SIZE_MAX.0 {
-            let files =
-                self.links.get_mut(&queue.link).and_then(|link| link.vos.get_mut(&queue.vo)?.get_mut(&queue.activity));
+            let files = self.links.get_mut(&queue.link).and_then(|link| link.vos.get_mut(&queue.vo)?.get_mut(&name));
             let next = files.and_then(|files| files.first(now)).filter(|next| next.group == first.group).copied();
-            let Some(file) = next.and_then(|next| self.take(queue, next.number)) else { break };
+            // Files of a VO in order have one queue, and each its activity.
+            let is_like = |next: &QueuedFile| {
+                matches!(self.places.get(&next.number), Some(Place::Queued(of_next)) if of_next == queue)
+            };
+            let Some(file) = next.filter(is_like).and_then(|next| self.take(queue, next.number)) else { break };
             size = size.saturating_add(size_of(&file));
             with.push(file);
         }
         let bytes = with.iter().fold(0_u64, |sum, file| sum.saturating_add(file.assumed_size().0));
         if let Some(link) = self.links.get_mut(&queue.link) {
             link.vo_turns.take(&queue.vo, bytes);
-            link.activity_turns.entry(Arc::clone(&queue.vo)).or_default().take(&queue.activity, bytes);
+            link.activity_turns.entry(Arc::clone(&queue.vo)).or_default().take(&name, bytes);
         }
         with
     }
@@ -502,10 +527,11 @@ impl Scheduler {
     fn take(&mut self, queue: &QueueName, number: FileNumber) -> Option<QueuedFile> {
         let link = self.links.get_mut(&queue.link)?;
         let activities = link.vos.get_mut(&queue.vo)?;
-        let files = activities.get_mut(&queue.activity)?;
+        let name = self.shares.queue_in_vo(queue);
+        let files = activities.get_mut(name)?;
         let file = files.remove(number);
         if files.is_empty() {
-            activities.remove(&queue.activity);
+            activities.remove(name);
         }
         if activities.is_empty() {
             link.vos.remove(&queue.vo);
@@ -728,12 +754,81 @@ mod tests {
             let file = QueuedFile { priority, ..file(number, MB) };
             scheduler.handle_queued(queue(&link, "mission", "x"), file, NOW);
         }
-        scheduler.set_shares(Shares { in_order: BTreeSet::from(["mission".into()]), ..Shares::default() });
+        scheduler.set_shares(Shares { in_order: BTreeSet::from(["mission".into()]), ..Shares::default() }, NOW);
         assert_eq!(numbers(&scheduler.poll(NOW)), [1], "by submission");
         assert!(scheduler.handle_ended(FileNumber(1), Ok(ByteCount(MB)), None, NOW));
         scheduler.handle_queued(queue(&link, "mission", "x"), QueuedFile { priority: 1, ..file(4, MB) }, NOW);
-        scheduler.set_shares(Shares::default());
+        scheduler.set_shares(Shares::default(), NOW);
         assert_eq!(numbers(&scheduler.poll(NOW)), [2], "by priority");
+    }
+
+    #[test]
+    fn a_vo_in_order_is_one_queue_whatever_its_activities() {
+        let link = link("a", "b");
+        let share = |weight| Share { weight, guarantee: 0.0 };
+        let activities = BTreeMap::from([("x".into(), share(9.0)), ("y".into(), share(1.0))]);
+        let priorities = Shares { activities: BTreeMap::from([("m".into(), activities)]), ..Shares::default() };
+        let in_order = Shares { in_order: BTreeSet::from(["m".into()]), ..priorities.clone() };
+        for_seeds("a_vo_in_order_is_one_queue_whatever_its_activities", 100, |seed| {
+            let mut random = Seeded::new(seed);
+            // The order is set before the files come, or changes while some wait.
+            let changes_at = random.below(30);
+            let mut scheduler = Scheduler::new(limits(1), priorities.clone());
+            let at = |seconds| NOW + Duration::from_secs(seconds);
+            for number in 0..30 {
+                if number == changes_at {
+                    scheduler.set_shares(in_order.clone(), at(number));
+                }
+                // Of those in a group of five, the later numbers were submitted first.
+                let submitted = at(number / 5 * 5 + 4 - number % 5);
+                let activity = ["x", "y", "z"][random.index(3)];
+                let priority = 1 + random.below(5) as u8;
+                let file = QueuedFile { submitted, priority, ..file(number, 1 + random.below(1000 * MB)) };
+                scheduler.handle_queued(queue(&link, "m", activity), file, at(0));
+                // Another VO has its own turns.
+                scheduler.handle_queued(
+                    queue(&link, "o", activity),
+                    QueuedFile { number: FileNumber(100 + number), ..file },
+                    at(0),
+                );
+            }
+            let why = scheduler.why(FileNumber(29), None, at(30));
+            assert!(matches!(why, Some(Waits::Turn { files: 25, .. })), "{why:?}");
+            let mut order = Vec::new();
+            while let Some(start) = scheduler.poll(at(60)).pop() {
+                if &*start.queue.vo == "m" {
+                    assert!(start.rationale.ends_with("; in order of submission"), "{}", start.rationale);
+                    assert_ne!(&*start.queue.activity, "m", "it keeps its activity");
+                    order.push(start.file.0);
+                }
+                assert!(scheduler.handle_ended(start.file, Ok(ByteCount(random.below(1000 * MB))), None, at(60)));
+            }
+            let expected: Vec<u64> = (0..6).flat_map(|group| (0..5).map(move |place| group * 5 + 4 - place)).collect();
+            assert_eq!(order, expected);
+            assert_eq!((scheduler.counts(), scheduler.links.len()), ((0, 0), 0));
+        });
+    }
+
+    #[test]
+    fn activities_have_their_queues_again_after_the_order_of_submission() {
+        let link = link("a", "b");
+        let in_order = Shares { in_order: BTreeSet::from(["m".into()]), ..Shares::default() };
+        let mut scheduler = Scheduler::new(limits(1), in_order);
+        for number in 0..6 {
+            let activity = if number < 4 { "x" } else { "y" };
+            scheduler.handle_queued(queue(&link, "m", activity), file(number, MB), NOW);
+        }
+        let later = QueuedFile { not_before: NOW + Duration::from_secs(60), ..file(6, MB) };
+        scheduler.handle_queued(queue(&link, "m", "z"), later, NOW);
+        assert_eq!(scheduler.weight(&"m".into(), &"x".into()), 1.0);
+        scheduler.set_shares(Shares::default(), NOW);
+        let mut order = Vec::new();
+        while let Some(start) = scheduler.poll(NOW).pop() {
+            order.push(start.file.0);
+            assert!(scheduler.handle_ended(start.file, Ok(ByteCount(MB)), None, NOW));
+        }
+        assert_eq!(order, [0, 4, 1, 5, 2, 3], "activities take turns; the last file waits for its retry");
+        assert_eq!(scheduler.counts(), (1, 0));
     }
 
     #[test]

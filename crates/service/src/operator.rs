@@ -376,7 +376,8 @@ impl Service {
             let Some(activities) = read::<ActivitySettings>(&setting) else { continue };
             if activities.active {
                 let guarantee = |name: &String| activities.guarantee.get(name).copied().unwrap_or(0.0);
-                let share = |(name, weight): (&String, &f64)| (name.as_str().into(), share_of(*weight, guarantee(name)));
+                let share =
+                    |(name, weight): (&String, &f64)| (name.as_str().into(), share_of(*weight, guarantee(name)));
                 let of_vo = activities.share.iter().map(share).collect();
                 shares.activities.insert(activities.vo.as_str().into(), of_vo);
             }

@@ -180,7 +180,7 @@ impl Service {
         *self.shared.applied.lock() = Arc::new(applied);
         let mut scheduler = self.shared.scheduler.lock();
         scheduler.set_limits(limits);
-        scheduler.set_shares(shares);
+        scheduler.set_shares(shares, now());
         scheduler.set_bans(&banned);
         drop(scheduler);
         self.added.notify_one();

@@ -128,7 +128,7 @@ pub struct ShareSettings {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VoSettings {
-    /// Files start in order of submission. False: by priority.
+    /// Files start in order of submission, whatever their activities. False: by activity and priority.
     pub in_order: bool,
     /// Maximum of transfers under way.
     pub max_active: Option<u32>,

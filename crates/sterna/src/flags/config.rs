@@ -243,7 +243,7 @@ pub struct ActivitiesFlags {
 pub enum QueueOrder {
     /// files of a higher priority go first
     Priority,
-    /// first in, first out
+    /// first in, first out, without activities
     Submission,
 }
 

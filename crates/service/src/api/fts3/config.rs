@@ -423,9 +423,7 @@ async fn remove_link(caller: Caller, State(app): State<App>, Path(name): Path<St
 )]
 async fn shares(caller: Caller, State(app): State<App>) -> Reply {
     let settings = app.service.settings(&caller, kind::SHARE).await?;
-    let shown = |share: ShareSettings| {
-        json!({"source": share.source, "destination": share.destination, "vo": share.vo, "share": share.share})
-    };
+    let shown = |share: ShareSettings| json!({"source": share.source, "destination": share.destination, "vo": share.vo, "share": share.share});
     let shares = settings.iter().filter_map(|setting| read(setting).map(shown));
     Ok(json_reply(StatusCode::OK, &Value::Array(shares.collect())))
 }

@@ -415,12 +415,8 @@ async fn set_activities(
         guarantee(activity, *given)?;
     }
     let (is_followed, weights, guarantees) = (new.is_followed.unwrap_or(true), new.weights, new.guarantees);
-    let settings = ActivitySettings {
-        vo: vo.clone(),
-        active: is_followed,
-        share: weights.clone(),
-        guarantee: guarantees.clone(),
-    };
+    let settings =
+        ActivitySettings { vo: vo.clone(), active: is_followed, share: weights.clone(), guarantee: guarantees.clone() };
     app.service.set(&caller, kind::ACTIVITIES, &vo, stored(&settings)?, "activity-share").await?;
     Ok(Json(ActivitiesView { vo, is_followed, weights, guarantees }))
 }

@@ -161,7 +161,7 @@ pub struct VoView {
     pub timeout_s: Option<u32>,
     /// Maximum of transfers under way; null: none.
     pub max: Option<u32>,
-    /// Order of the queues: `priority`, or `submission` (first in, first out).
+    /// Order of the queues: `priority`, or `submission` (first in, first out, without activities).
     pub order: String,
 }
 
@@ -185,7 +185,7 @@ pub struct VoChange {
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<u32>)]
     pub max: Option<Option<u32>>,
-    /// Order of the queues: `priority`, or `submission` (first in, first out).
+    /// Order of the queues: `priority`, or `submission` (first in, first out, without activities).
     #[serde(default)]
     pub order: Option<String>,
 }
