@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sterna_proto::{BitRate, ByteCount};
 
-use crate::order::{Heads, LatestStart, Order, Rank};
+use crate::order::{Deadlines, Due, Order, Rank};
 use crate::time::UnixTime;
 
 /// Number of a file in the store.
@@ -25,7 +25,7 @@ pub struct QueuedFile {
     pub priority: u8,
     /// Time of the submission.
     pub submitted: UnixTime,
-    /// Latest time at which the file is of use.
+    /// Latest time at which the file shall have arrived. It goes on after that.
     pub deadline: Option<UnixTime>,
     /// Time before which it must not start: it waits for a retry.
     pub not_before: UnixTime,
@@ -36,7 +36,7 @@ pub struct QueuedFile {
 /// Size that counts for a file whose size is not known. Guess: the mean of WLCG transfers, 1.5 GB.
 pub const SIZE_ASSUMED: ByteCount = ByteCount(1_500_000_000);
 
-/// Rate of a link that nobody has measured. Guess: an ordinary site.
+/// Rate of a link, or of a file on it, that nobody has measured. Guess: an ordinary site.
 pub const RATE_ASSUMED: BitRate = BitRate(1_000_000_000);
 
 impl QueuedFile {
@@ -46,13 +46,24 @@ impl QueuedFile {
     }
 }
 
+/// File that goes first in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct First {
+    /// Number.
+    pub number: FileNumber,
+    /// Size, or the assumed one.
+    pub size: ByteCount,
+    /// Its deadline, if the file goes first because of it.
+    pub due: Option<Due>,
+}
+
 /// Queue in its order.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     order: Order,
     files: BTreeMap<FileNumber, QueuedFile>,
     by_rank: BTreeSet<Rank>,
-    by_deadline: BTreeSet<LatestStart>,
+    deadlines: Deadlines,
     /// Files that wait for a retry, by its time.
     later: BTreeSet<(UnixTime, FileNumber)>,
     /// Size of all files. Users give the sizes: their sum has room for any number of any size.
@@ -88,22 +99,25 @@ impl Queue {
         self.bytes -= u128::from(file.assumed_size().0);
         self.later.remove(&(file.not_before, number));
         self.by_rank.remove(&self.rank(&file));
-        if let Some(latest) = latest_start(&file) {
-            self.by_deadline.remove(&latest);
+        if let Some(deadline) = file.deadline {
+            self.deadlines.remove(number.0, deadline, file.assumed_size());
         }
         Some(file)
     }
 
-    /// Returns the file that goes first now.
-    pub fn first(&mut self, now: UnixTime) -> Option<&QueuedFile> {
+    /// Returns the file that goes first now. `rate`: that of one file on the link, which decides when a file must start
+    /// to end at its deadline.
+    pub fn first(&mut self, rate: BitRate, now: UnixTime) -> Option<First> {
         while let Some((at, number)) = self.later.first().copied().filter(|(at, _)| *at <= now) {
             self.later.remove(&(at, number));
             if let Some(file) = self.files.get(&number).copied() {
                 self.enter(&file);
             }
         }
-        let heads = Heads { by_rank: self.by_rank.first().copied(), by_deadline: self.by_deadline.first().copied() };
-        self.files.get(&FileNumber(heads.first(now)?))
+        let due = self.deadlines.first(rate, now);
+        let by_rank = || self.by_rank.first().map(Rank::file);
+        let number = FileNumber(due.map(|due| due.file).or_else(by_rank)?);
+        Some(First { number, size: self.files.get(&number)?.assumed_size(), due })
     }
 
     /// Returns the number of files that go before a file by rank, and their size. `None`: the file is not in the queue,
@@ -141,17 +155,14 @@ impl Queue {
 
     fn enter(&mut self, file: &QueuedFile) {
         self.by_rank.insert(self.rank(file));
-        self.by_deadline.extend(latest_start(file));
+        if let Some(deadline) = file.deadline {
+            self.deadlines.add(file.number.0, deadline, file.assumed_size());
+        }
     }
 
     fn rank(&self, file: &QueuedFile) -> Rank {
         Rank::new(self.order, file.number.0, file.priority, file.submitted)
     }
-}
-
-fn latest_start(file: &QueuedFile) -> Option<LatestStart> {
-    let takes = RATE_ASSUMED.time_for(file.assumed_size());
-    file.deadline.map(|deadline| LatestStart::new(file.number.0, deadline, takes))
 }
 
 #[cfg(test)]
@@ -172,6 +183,10 @@ mod tests {
             not_before: NOW,
             group: None,
         }
+    }
+
+    fn first(queue: &mut Queue, now: UnixTime) -> Option<u64> {
+        queue.first(RATE_ASSUMED, now).map(|first| first.number.0)
     }
 
     #[test]
@@ -196,9 +211,9 @@ mod tests {
         assert_eq!((queue.len(), queue.size()), (5, ByteCount(1000 + SIZE_ASSUMED.0)));
         assert_eq!(queue.before(FileNumber(1)), Some((3, ByteCount(600 + SIZE_ASSUMED.0))));
         let mut order = Vec::new();
-        while let Some(first) = queue.first(NOW).copied() {
-            order.push(first.number.0);
-            assert_eq!(queue.remove(first.number), Some(first));
+        while let Some(first) = first(&mut queue, NOW) {
+            order.push(first);
+            assert_eq!(queue.remove(FileNumber(first)).map(|file| file.number.0), Some(first));
         }
         assert_eq!((order, queue.is_empty(), queue.size()), (vec![2, 4, 5, 1, 3], true, ByteCount(0)));
         assert_eq!((queue.remove(FileNumber(1)), queue.before(FileNumber(1))), (None, None));
@@ -210,28 +225,34 @@ mod tests {
         let later = NOW + Duration::from_secs(60);
         queue.add(QueuedFile { not_before: later, ..file(1, 5) }, NOW);
         queue.add(file(2, 3), NOW);
-        assert_eq!((queue.first(NOW).unwrap().number.0, queue.before(FileNumber(1))), (2, None));
-        assert_eq!(queue.first(later).unwrap().number.0, 1);
+        assert_eq!((first(&mut queue, NOW), queue.before(FileNumber(1))), (Some(2), None));
+        assert_eq!(first(&mut queue, later), Some(1));
         assert_eq!(queue.before(FileNumber(2)), Some((1, ByteCount(100))));
         // Replaced by a file that waits again.
         queue.add(QueuedFile { not_before: later + Duration::from_secs(1), ..file(1, 5) }, later);
-        assert_eq!((queue.first(later).unwrap().number.0, queue.len()), (2, 2));
+        assert_eq!((first(&mut queue, later), queue.len()), (Some(2), 2));
         queue.remove(FileNumber(1));
-        assert_eq!(queue.first(later + Duration::from_secs(9)).unwrap().number.0, 2);
+        assert_eq!(first(&mut queue, later + Duration::from_secs(9)), Some(2));
     }
 
     #[test]
     fn a_file_near_its_deadline_goes_first() {
         let mut queue = Queue::new(Order::Submission);
         queue.add(file(1, 1), NOW);
-        // 25 GB take 200 s at 1 Gbit/s.
-        let urgent = QueuedFile {
-            size: Some(ByteCount(25_000_000_000)),
-            deadline: Some(NOW + Duration::from_secs(600)),
-            ..file(2, 1)
-        };
+        // 25 GB take 200 s at 1 Gbit/s, and 250 s at 0.8 Gbit/s.
+        let deadline = NOW + Duration::from_secs(600);
+        let urgent = QueuedFile { size: Some(ByteCount(25_000_000_000)), deadline: Some(deadline), ..file(2, 1) };
         queue.add(urgent, NOW);
-        assert_eq!(queue.first(NOW).unwrap().number.0, 1);
-        assert_eq!(queue.first(NOW + Duration::from_secs(371)).unwrap().number.0, 2);
+        assert_eq!(first(&mut queue, NOW), Some(1));
+        let late = NOW + Duration::from_secs(371);
+        assert_eq!(first(&mut queue, late), Some(2));
+        let before = NOW + Duration::from_secs(330);
+        assert_eq!(first(&mut queue, before), Some(1));
+        let due = queue.first(BitRate(800_000_000), before).unwrap();
+        assert_eq!((due.number.0, due.due.map(|due| due.deadline)), (2, Some(deadline)));
+        // It goes on when the deadline has passed.
+        assert_eq!(first(&mut queue, deadline + Duration::from_secs(9)), Some(2));
+        queue.remove(FileNumber(2));
+        assert_eq!(queue.first(RATE_ASSUMED, late).unwrap().due, None);
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! Keeps the queues of all links in memory, counts the transfers under way, and starts files within exact limits: for
 //! each link, for each endpoint in and out, for each VO, and for all together. Links take turns, one file each. Within
-//! a link, shares decide by bytes (VO, then activity), and the order of the queue decides the file. Refuses to store
-//! anything: its owner keeps files and their states, and tells it about every change.
+//! a link, shares decide by bytes (VO, then activity), and the order of the queue decides the file. A file that must
+//! start to end at its deadline goes before all others of its VO. Refuses to store anything: its owner keeps files and
+//! their states, and reports every change.
 //!
 //! The cost of a turn grows with the links that have files and with the files that start, not with the files that wait.
 
@@ -12,11 +13,12 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount, Error, Scope};
 
 use crate::breaker::{Blocked, Breaker};
-use crate::order::Order;
-use crate::queue::{FileNumber, Queue, QueuedFile};
+use crate::order::{Due, Order};
+use crate::queue::{FileNumber, Queue, QueuedFile, RATE_ASSUMED};
 use crate::replica::Pending;
 use crate::share::{RoundRobin, Share, Waiting};
 use crate::time::UnixTime;
@@ -226,6 +228,8 @@ struct Endpoint {
 #[derive(Debug, Default)]
 struct LinkQueues {
     active: usize,
+    /// Measured rate of one file; `None`: not measured.
+    file_rate: Option<BitRate>,
     vos: BTreeMap<Name, BTreeMap<Name, Queue>>,
     vo_turns: RoundRobin<Name>,
     activity_turns: BTreeMap<Name, RoundRobin<Name>>,
@@ -286,6 +290,13 @@ impl Scheduler {
                     queues.entry(name).or_insert_with(|| Queue::new(order)).add(file, now);
                 }
             }
+        }
+    }
+
+    /// Records the measured rate of one file on each link that has files; `None`: not measured. Deadlines follow it.
+    pub fn set_file_rates(&mut self, mut rate: impl FnMut(&Link) -> Option<BitRate>) {
+        for (name, link) in &mut self.links {
+            link.file_rate = rate(name);
         }
     }
 
@@ -455,25 +466,40 @@ impl Scheduler {
         let full: Vec<Name> = link.vos.keys().filter(|vo| self.full_of_vo(vo).is_some()).cloned().collect();
         let shares = &self.shares;
         let link = self.links.get_mut(name)?;
-        // The first file of each activity, and of each VO that of the activity whose turn it is.
+        let rate = link.file_rate.unwrap_or(RATE_ASSUMED);
+        // The first file of each activity, and of each VO that of the activity whose turn it is, or the most urgent one.
         let mut vos = Vec::new();
-        let mut activities_of = BTreeMap::new();
+        let mut candidates = BTreeMap::new();
         for (vo, queues) in link.vos.iter_mut().filter(|(vo, _)| !full.contains(vo)) {
-            let first = |(activity, queue): (&Name, &mut Queue)| {
-                let first = queue.first(now)?.assumed_size().0;
-                Some(Waiting { queue: Arc::clone(activity), share: shares.of_activity(vo, activity), first })
+            let mut urgent: Option<(Due, Name)> = None;
+            let mut first = |(activity, queue): (&Name, &mut Queue)| {
+                let first = queue.first(rate, now)?;
+                let is_first =
+                    |due: &Due| urgent.as_ref().is_none_or(|(other, _)| due.urgency(now) < other.urgency(now));
+                if let Some(due) = first.due.filter(is_first) {
+                    urgent = Some((due, Arc::clone(activity)));
+                }
+                let share = shares.of_activity(vo, activity);
+                Some(Waiting { queue: Arc::clone(activity), share, first: first.size.0 })
             };
-            let activities: Vec<Waiting<Name>> = queues.iter_mut().filter_map(first).collect();
+            let activities: Vec<Waiting<Name>> = queues.iter_mut().filter_map(&mut first).collect();
             let turns = link.activity_turns.entry(Arc::clone(vo)).or_default();
-            let Some(first) = turns.clone().choose(&activities) else { continue };
-            let size =
-                activities.iter().find(|waiting| waiting.queue == first.queue).map_or(0, |waiting| waiting.first);
+            let turn = || turns.clone().choose(&activities).map(|choice| choice.queue);
+            let Some(activity) = urgent.as_ref().map(|(_, activity)| Arc::clone(activity)).or_else(turn) else {
+                continue;
+            };
+            let size = activities.iter().find(|waiting| waiting.queue == activity).map_or(0, |waiting| waiting.first);
             vos.push(Waiting { queue: Arc::clone(vo), share: shares.of_vo(name, vo), first: size });
-            activities_of.insert(Arc::clone(vo), activities);
+            candidates.insert(Arc::clone(vo), (activities, urgent));
         }
         let vo = link.vo_turns.choose(&vos)?;
-        let activity = link.activity_turns.get_mut(&vo.queue)?.choose(activities_of.get(&vo.queue)?)?;
-        let number = link.vos.get_mut(&vo.queue)?.get_mut(&activity.queue)?.first(now)?.number;
+        let (activities, urgent) = candidates.remove(&vo.queue)?;
+        let turns = link.activity_turns.get_mut(&vo.queue)?;
+        let activity = match &urgent {
+            Some((_, activity)) => turns.choose_queue(&activities, activity)?,
+            None => turns.choose(&activities)?,
+        };
+        let number = link.vos.get_mut(&vo.queue)?.get_mut(&activity.queue)?.first(rate, now)?.number;
         let Some(Place::Queued(queue)) = self.places.get(&number).cloned() else { return None };
         let file = self.take(&queue, number)?;
         self.count(&queue, 1);
@@ -489,12 +515,25 @@ impl Scheduler {
                 write!(rationale, ", of {activity} in it {percent:.0} %; priority {}", file.priority)
             }
         };
-        let with = self.take_group(&queue, &file, now);
-        self.sessions.insert(number, 1 + with.len());
-        for file in std::iter::once(file).chain(with.iter().copied()) {
-            self.places.insert(file.number, Place::Active { queue: queue.clone(), file, session: number });
+        if let Some((due, _)) = urgent {
+            let left = due.deadline.since(now);
+            let _ = match due.is_late(now) {
+                true => write!(rationale, "; first because its deadline has passed"),
+                false => write!(rationale, "; first because its deadline is in {}", readable_time(left)),
+            };
         }
-        Some(Start { file: number, with: with.iter().map(|file| file.number).collect(), queue, rationale })
+        Some(self.start(queue, file, rationale, now))
+    }
+
+    /// Starts a session with a file, and those that share it.
+    fn start(&mut self, queue: QueueName, file: QueuedFile, rationale: String, now: UnixTime) -> Start {
+        let session = file.number;
+        let with = self.take_group(&queue, &file, now);
+        self.sessions.insert(session, 1 + with.len());
+        for file in std::iter::once(file).chain(with.iter().copied()) {
+            self.places.insert(file.number, Place::Active { queue: queue.clone(), file, session });
+        }
+        Start { file: session, with: with.iter().map(|file| file.number).collect(), queue, rationale }
     }
 
     /// Takes the files that share the session of a file: those of its group that go next in its queue. Their bytes
@@ -505,13 +544,14 @@ impl Scheduler {
         let mut size = size_of(first);
         let name = Arc::clone(self.shares.queue_in_vo(queue));
         while first.group.is_some() && with.len() + 1 < SHARED_FILES_MAX && size < SHARED_SIZE_MAX.0 {
-            let files = self.links.get_mut(&queue.link).and_then(|link| link.vos.get_mut(&queue.vo)?.get_mut(&name));
-            let next = files.and_then(|files| files.first(now)).filter(|next| next.group == first.group).copied();
+            let Some(number) = self.next_of(queue, &name, now) else { break };
             // Files of a VO in order have one queue, and each its activity.
-            let is_like = |next: &QueuedFile| {
-                matches!(self.places.get(&next.number), Some(Place::Queued(of_next)) if of_next == queue)
-            };
-            let Some(file) = next.filter(is_like).and_then(|next| self.take(queue, next.number)) else { break };
+            let is_like = matches!(self.places.get(&number), Some(Place::Queued(of_next)) if of_next == queue);
+            let group = |link: &LinkQueues| link.vos.get(&queue.vo)?.get(&name)?.file(number)?.group;
+            if !is_like || self.links.get(&queue.link).and_then(group) != first.group {
+                break;
+            }
+            let Some(file) = self.take(queue, number) else { break };
             size = size.saturating_add(size_of(&file));
             with.push(file);
         }
@@ -521,6 +561,13 @@ impl Scheduler {
             link.activity_turns.entry(Arc::clone(&queue.vo)).or_default().take(&name, bytes);
         }
         with
+    }
+
+    /// Returns the file that goes next in the queue of this name within a VO.
+    fn next_of(&mut self, queue: &QueueName, name: &Name, now: UnixTime) -> Option<FileNumber> {
+        let link = self.links.get_mut(&queue.link)?;
+        let rate = link.file_rate.unwrap_or(RATE_ASSUMED);
+        Some(link.vos.get_mut(&queue.vo)?.get_mut(name)?.first(rate, now)?.number)
     }
 
     /// Removes a file from its queue, and the queue with its last file.
@@ -829,6 +876,51 @@ mod tests {
         }
         assert_eq!(order, [0, 4, 1, 5, 2, 3], "activities take turns; the last file waits for its retry");
         assert_eq!(scheduler.counts(), (1, 0));
+    }
+
+    #[test]
+    fn a_due_file_goes_before_the_other_activities_of_its_vo_and_not_before_other_vos() {
+        let link = link("a", "b");
+        let share = |weight| Share { weight, guarantee: 0.0 };
+        let activities = BTreeMap::from([("bulk".into(), share(9.0)), ("urgent".into(), share(1.0))]);
+        let shares = Shares { activities: BTreeMap::from([("m".into(), activities)]), ..Shares::default() };
+        let mut scheduler = Scheduler::new(limits(1), shares);
+        for number in 0..20 {
+            scheduler.handle_queued(queue(&link, "m", "bulk"), file(number, 1000 * MB), NOW);
+            scheduler.handle_queued(queue(&link, "o", "x"), file(100 + number, 1000 * MB), NOW);
+            scheduler.handle_queued(queue(&link, "m", "urgent"), file(40 + number, 1000 * MB), NOW);
+        }
+        let due = |number, seconds| QueuedFile {
+            deadline: Some(NOW + Duration::from_secs(seconds)),
+            priority: 1,
+            ..file(number, 1000 * MB)
+        };
+        // A GB takes 8 s at the assumed rate. The first is due, the second is late, and the third has slack.
+        scheduler.handle_queued(queue(&link, "m", "urgent"), due(90, 30), NOW);
+        scheduler.handle_queued(queue(&link, "m", "bulk"), due(91, 1), NOW);
+        scheduler.handle_queued(queue(&link, "m", "urgent"), due(92, 3600), NOW);
+        let now = NOW + Duration::from_secs(1);
+        let run = |scheduler: &mut Scheduler, now| {
+            let start = scheduler.poll(now).remove(0);
+            assert!(scheduler.handle_ended(start.file, Ok(ByteCount(1000 * MB)), None, now));
+            start
+        };
+        let starts: Vec<Start> = (0..26).map(|_| run(&mut scheduler, now)).collect();
+        let of_m: Vec<&Start> = starts.iter().filter(|start| &*start.queue.vo == "m").collect();
+        assert_eq!(of_m.len(), 13, "the other VO has its half");
+        assert_eq!(of_m[..2].iter().map(|start| start.file.0).collect::<Vec<_>>(), [90, 91]);
+        assert!(of_m[0].rationale.ends_with("; first because its deadline is in 29 s"), "{}", of_m[0].rationale);
+        assert!(of_m[1].rationale.ends_with("; first because its deadline has passed"), "{}", of_m[1].rationale);
+        assert!(of_m[2..].iter().all(|start| !start.rationale.contains("deadline")));
+        // The activity has paid for its file: of the first 13 GB, it has a tenth.
+        let urgent = of_m.iter().filter(|start| &*start.queue.activity == "urgent").count();
+        assert_eq!(urgent, 1, "{of_m:?}");
+        // At 10 Mbit/s, a GB takes 800 s, and the third is due at once.
+        let later = now + Duration::from_secs(2800);
+        scheduler.set_file_rates(|_| Some(BitRate(1_000_000_000)));
+        assert!((0..2).all(|_| run(&mut scheduler, later).file.0 != 92));
+        scheduler.set_file_rates(|of| (*of == link).then_some(BitRate(10_000_000)));
+        assert!((0..2).any(|_| run(&mut scheduler, later).file.0 == 92));
     }
 
     #[test]

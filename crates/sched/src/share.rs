@@ -101,6 +101,19 @@ impl<K: Ord + Clone> RoundRobin<K> {
         }
     }
 
+    /// Chooses a queue although it may not be its turn. Its credit pays, also below 0, so that its next turns come later.
+    /// `None`: the queue has no files.
+    pub fn choose_queue(&mut self, waiting: &[Waiting<K>], queue: &K) -> Option<Choice<K>> {
+        let at = waiting.iter().position(|waiting| waiting.queue == *queue)?;
+        let shares: Vec<Share> = waiting.iter().map(|waiting| waiting.share).collect();
+        let credit = |waiting: &Waiting<K>| self.credits.get(&waiting.queue).copied().unwrap_or(0.0);
+        let mut after: BTreeMap<K, f64> =
+            waiting.iter().map(|waiting| (waiting.queue.clone(), credit(waiting))).collect();
+        after.insert(queue.clone(), credit(&waiting[at]) - waiting[at].first as f64);
+        self.credits = after;
+        Some(Choice { queue: queue.clone(), fraction: fractions(&shares)[at] })
+    }
+
     /// Returns credit for bytes that were taken and not sent: the file was smaller than announced, or did not start.
     pub fn give_back(&mut self, queue: &K, bytes: u64) {
         if let Some(credit) = self.credits.get_mut(queue) {
@@ -235,6 +248,18 @@ mod tests {
         robin.give_back(&"a", MB);
         assert_eq!(robin.choose(&both).unwrap().queue, "a");
         assert_eq!(RoundRobin::<&str>::default().choose(&[]), None);
+    }
+
+    #[test]
+    fn a_queue_that_goes_out_of_turn_pays_with_later_turns() {
+        let mut robin = RoundRobin::default();
+        let both = ["a", "b"].map(|queue| Waiting { queue, share: Share::default(), first: MB });
+        assert_eq!(robin.choose_queue(&both, &"c"), None);
+        for _ in 0..3 {
+            assert_eq!(robin.choose_queue(&both, &"b").unwrap(), Choice { queue: "b", fraction: 0.5 });
+        }
+        let turns: String = (0..8).map(|_| robin.choose(&both).unwrap().queue).collect();
+        assert_eq!(turns, "aaaababa", "with the 3 before, 6 files of one and 5 of the other");
     }
 
     #[test]

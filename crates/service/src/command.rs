@@ -78,7 +78,7 @@ pub struct Entry {
     pub size: Option<u64>,
     /// Checksum, `ALGORITHM:value` or `ALGORITHM`.
     pub checksum: Option<String>,
-    /// Time after which the file is of no use, in milliseconds since 1970.
+    /// Latest time at which the file shall have arrived, in milliseconds since 1970.
     pub deadline: Option<i64>,
     /// Data of the user.
     pub metadata: Option<serde_json::Value>,

@@ -141,7 +141,7 @@ pub struct NewFile {
     pub is_reserved: bool,
     /// It may share a session with other files of the job.
     pub shares_session: bool,
-    /// Time after which the file is of no use, in milliseconds since 1970.
+    /// Latest time at which the file shall have arrived, in milliseconds since 1970.
     pub deadline: Option<i64>,
     /// Data of the user, returned as it came.
     pub metadata: Option<serde_json::Value>,

@@ -226,6 +226,12 @@ impl Service {
         }
     }
 
+    /// Gives the scheduler the measured rates of files, which decide when files with a deadline must start.
+    pub(crate) fn refresh_file_rates(&self) {
+        let (mut statistics, at) = (self.shared.statistics.lock(), now());
+        self.shared.scheduler.lock().set_file_rates(|link| statistics.of(link, at).file_throughput);
+    }
+
     /// Returns the agents that are connected, by key.
     pub fn agents(&self) -> Vec<AgentState> {
         self.shared.agents.lock().clone()

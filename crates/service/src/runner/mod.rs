@@ -613,6 +613,7 @@ impl Runner {
         let lost = self.of_workers(&lapsed);
         self.reclaim(lost).await;
         self.store_paths().await;
+        self.service.refresh_file_rates();
         self.expire().await;
     }
 

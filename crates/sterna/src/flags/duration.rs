@@ -1,10 +1,15 @@
 //! Values of flags that are times.
 
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
 /// Form of a time.
 const TIME_EXPECTED: &str = "expected a whole number and a unit (ms, s, min or h), such as 500ms, 30s, 10min or 2h";
 
 /// Reads `90s`, `10min`, `2h` or `500ms`.
-pub fn parse_time(text: &str) -> Result<std::time::Duration, String> {
+pub fn parse_time(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let millis: u64 = match unit {
@@ -17,14 +22,63 @@ pub fn parse_time(text: &str) -> Result<std::time::Duration, String> {
     let number: u64 = number.parse().map_err(|_| TIME_EXPECTED.to_owned())?;
     // A year: a larger number is a typing error.
     match number.checked_mul(millis) {
-        Some(total) if total <= 366 * 24 * 3_600_000 => Ok(std::time::Duration::from_millis(total)),
+        Some(total) if total <= 366 * 24 * 3_600_000 => Ok(Duration::from_millis(total)),
         _ => Err("the maximum is 8784h (366 days)".to_owned()),
     }
+}
+
+/// Point in time, or a time from now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Milliseconds since 1970, UTC.
+    At(i64),
+    /// Time from now.
+    In(Duration),
+}
+
+impl Moment {
+    /// Returns the milliseconds since 1970.
+    pub fn millis(self, now: OffsetDateTime) -> i64 {
+        match self {
+            Self::At(millis) => millis,
+            Self::In(time) => millis_of(now).saturating_add(i64::try_from(time.as_millis()).unwrap_or(i64::MAX)),
+        }
+    }
+}
+
+fn millis_of(time: OffsetDateTime) -> i64 {
+    i64::try_from(time.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
+}
+
+/// Reads a time from now as [`parse_time`], or a date and time of RFC 3339, such as `2027-01-31T18:00:00Z`.
+pub fn parse_moment(text: &str) -> Result<Moment, String> {
+    if let Ok(at) = OffsetDateTime::parse(text, &Rfc3339) {
+        return Ok(Moment::At(millis_of(at)));
+    }
+    parse_time(text).map(Moment::In).map_err(|why| format!("{why}; or a date and time, such as 2027-01-31T18:00:00Z"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_moment_is_a_date_with_its_time_zone_or_a_time_from_now() {
+        let now = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
+        let millis = |text| parse_moment(text).map(|moment| moment.millis(now));
+        for (text, expected) in [
+            ("2027-01-15T08:00:00Z", 1_800_000_000_000),
+            ("2027-01-15T10:00:00.5+02:00", 1_800_000_000_500),
+            ("1969-12-31T23:59:59Z", -1000),
+            ("90s", 1_800_000_090_000),
+            ("2h", 1_800_007_200_000),
+        ] {
+            assert_eq!(millis(text), Ok(expected), "{text}");
+        }
+        for wrong in ["", "tomorrow", "2027-01-15", "2027-01-15T08:00:00", "2027-13-01T08:00:00Z", "-1s", "9000h"] {
+            assert!(millis(wrong).unwrap_err().contains("2027-01-31T18:00:00Z"), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_time_is_a_whole_number_with_a_unit_and_the_error_names_the_units() {

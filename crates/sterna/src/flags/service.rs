@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, ValueEnum};
 use ureq::http::Uri;
 
-use super::duration::parse_time;
+use super::duration::{Moment, parse_moment, parse_time};
 
 /// Usage of `sterna submit`: the destination is the last location.
 pub const SUBMIT_USAGE: &str =
@@ -218,6 +218,11 @@ pub struct SubmitFlags {
     /// Maximum time in the queue; files that still wait then fail
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub queue_time: Option<Duration>,
+    /// Time at which the files shall have arrived: a time from now, such as 2h, or a date and time, such as
+    /// 2027-01-31T18:00:00Z. A file goes before others of its virtual organisation when it must. It is transferred
+    /// after the deadline too
+    #[arg(long, value_name = "TIME|DATE", value_parser = parse_moment)]
+    pub deadline: Option<Moment>,
     /// Key that finds the first job when the command is repeated, instead of submitting a second one (default: a
     /// random one)
     #[arg(long, value_name = "KEY", value_parser = parse_key)]

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_service::api::BODY_BYTES_MAX;
 use sterna_service::api::native::MANIFEST_BYTES_MAX;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::client::{Client, Content};
@@ -77,6 +78,7 @@ fn options(flags: &SubmitFlags) -> Map<String, Value> {
     // A part of a second counts as one: 0 would mean that no file may wait.
     let seconds = |time: std::time::Duration| time.as_millis().div_ceil(1000);
     add("queue_time_s", flags.queue_time.map(|time| u64::try_from(seconds(time)).unwrap_or(u64::MAX).into()));
+    add("deadline_ms", flags.deadline.map(|deadline| deadline.millis(OffsetDateTime::now_utc()).into()));
     options
 }
 
@@ -173,13 +175,14 @@ mod tests {
             "--overwrite=on_retry",
             "--expect=adler32:1",
             "--queue-time=1500ms",
+            "--deadline=2027-01-15T08:00:00Z",
             "mock://a/f",
             "mock://b/f",
             "mock://c/f",
         ];
         let expected = serde_json::json!({
             "priority": 5, "activity": "x", "retries": 7, "overwrite": "on_retry", "checksum": "both",
-            "queue_time_s": 2,
+            "queue_time_s": 2, "deadline_ms": 1_800_000_000_000_i64,
             "files": [{"sources": ["mock://a/f", "mock://b/f"], "destination": "mock://c/f", "checksum": "adler32:1"}],
         });
         assert_eq!(one_file(&flags(&all)).unwrap(), expected);

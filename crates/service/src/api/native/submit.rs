@@ -99,12 +99,12 @@ async fn submit_lines(
 ) -> Result<(Uuid, u64), Error> {
     let first = lines.next().await?.ok_or_else(|| usage("the manifest is empty"))?;
     let job: NewJob = serde_json::from_slice(&first).map_err(|e| lines.wrong(&e))?;
-    let activity = job.activity.clone();
+    let (activity, deadline_ms) = (job.activity.clone(), job.deadline_ms);
     let mut submission = job.into_submission(key)?;
     let mut count = submission.entries.len() as u64;
     let mut upload: Option<Upload> = None;
     loop {
-        let batch = lines.batch(activity.as_deref(), count).await?;
+        let batch = lines.batch((activity.as_deref(), deadline_ms), count).await?;
         let is_last = batch.is_empty();
         count += batch.len() as u64;
         upload = match upload {
@@ -182,8 +182,13 @@ impl Lines {
         }
     }
 
-    /// Returns the entries of the next lines; none at the end. `before`: number of the entries of the job so far.
-    async fn batch(&mut self, activity: Option<&str>, before: u64) -> Result<Vec<Entry>, Error> {
+    /// Returns the entries of the next lines; none at the end. `activity` and `deadline_ms`: those of files that name
+    /// none. `before`: number of the entries of the job so far.
+    async fn batch(
+        &mut self,
+        (activity, deadline_ms): (Option<&str>, Option<i64>),
+        before: u64,
+    ) -> Result<Vec<Entry>, Error> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while batch.len() < BATCH_FILES_MAX && bytes < BATCH_BYTES_MAX {
             let Some(line) = self.next().await? else { break };
@@ -193,7 +198,7 @@ impl Lines {
             }
             bytes += line.len();
             let file: NewFile = serde_json::from_slice(&line).map_err(|e| self.wrong(&e))?;
-            batch.push(file.into_entry(activity).map_err(|e| self.wrong(&e.text()))?);
+            batch.push(file.into_entry(activity, deadline_ms).map_err(|e| self.wrong(&e.text()))?);
         }
         Ok(batch)
     }

@@ -109,6 +109,8 @@ pub struct NewJob {
     pub timeout_s: Option<u32>,
     /// Maximum time in the queue, in seconds.
     pub queue_time_s: Option<u64>,
+    /// Deadline of the files that name none.
+    pub deadline_ms: Option<i64>,
     /// Data of the user, returned as it came.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Value>,
@@ -133,7 +135,8 @@ pub struct NewFile {
     pub size: Option<u64>,
     /// Checksum, `ALGORITHM:value`.
     pub checksum: Option<String>,
-    /// Time after which the file is of no use, in milliseconds since 1970.
+    /// Deadline: latest time at which the file shall have arrived, in milliseconds since 1970. A file without slack goes
+    /// before all others of its virtual organisation on its link. A file whose deadline has passed is transferred still.
     pub deadline_ms: Option<i64>,
     /// Data of the user, returned as it came.
     #[schema(value_type = Option<Object>)]
@@ -146,7 +149,7 @@ impl NewJob {
     pub fn into_submission(mut self, idempotency_key: Option<String>) -> Result<Submission, Error> {
         let files = std::mem::take(&mut self.files);
         let entries = files.into_iter().enumerate().map(|(index, file)| {
-            let entry = file.into_entry(self.activity.as_deref());
+            let entry = file.into_entry(self.activity.as_deref(), self.deadline_ms);
             entry.map_err(|e| usage(format!("file {}: {}", index + 1, e.text())))
         });
         let entries = entries.collect::<Result<_, _>>()?;
@@ -210,8 +213,8 @@ fn check_metadata(metadata: Option<&Value>) -> Result<(), Error> {
 }
 
 impl NewFile {
-    /// Returns the entry of a job. `activity`: that of a file that names none. Errors: `Usage`.
-    pub fn into_entry(self, activity: Option<&str>) -> Result<Entry, Error> {
+    /// Returns the entry of a job. `activity` and `deadline_ms`: those of a file that names none. Errors: `Usage`.
+    pub fn into_entry(self, activity: Option<&str>, deadline_ms: Option<i64>) -> Result<Entry, Error> {
         if self.sources.is_empty() || self.destination.is_empty() {
             return Err(usage("expected sources and a destination"));
         }
@@ -231,7 +234,7 @@ impl NewFile {
             activity: self.activity.or_else(|| activity.map(str::to_owned)),
             size: self.size,
             checksum: self.checksum,
-            deadline: self.deadline_ms,
+            deadline: self.deadline_ms.or(deadline_ms),
             metadata: self.metadata,
             fts: None,
         })
