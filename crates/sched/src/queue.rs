@@ -120,17 +120,19 @@ impl Queue {
         Some(First { number, size: self.files.get(&number)?.assumed_size(), due })
     }
 
-    /// Returns the number of files that go before a file by rank, and their size. `None`: the file is not in the queue,
-    /// or waits for a retry.
-    pub fn before(&self, number: FileNumber) -> Option<(usize, ByteCount)> {
+    /// Returns the number of files that go before a file, and their size: none if the file goes first because of its
+    /// deadline, and else those before it by rank that wait for no retry. `None`: the file is not in the queue.
+    ///
+    /// Cost: grows with the files before it.
+    pub fn before(&self, number: FileNumber, rate: BitRate, now: UnixTime) -> Option<(usize, ByteCount)> {
         let rank = self.rank(self.files.get(&number)?);
-        self.by_rank.contains(&rank).then(|| {
-            let before = self.by_rank.range(..rank);
-            let size = |rank: &Rank| self.files.get(&FileNumber(rank.file())).map_or(0, |file| file.assumed_size().0);
-            let (count, bytes) =
-                before.fold((0, 0_u64), |(count, bytes), rank| (count + 1, bytes.saturating_add(size(rank))));
-            (count, ByteCount(bytes))
-        })
+        if self.deadlines.first(rate, now).is_some_and(|due| due.file == number.0) {
+            return Some((0, ByteCount(0)));
+        }
+        let size = |rank: &Rank| self.files.get(&FileNumber(rank.file())).map_or(0, |file| file.assumed_size().0);
+        let add = |(count, bytes): (usize, u64), rank| (count + 1, bytes.saturating_add(size(rank)));
+        let (count, bytes) = self.by_rank.range(..rank).fold((0, 0), add);
+        Some((count, ByteCount(bytes)))
     }
 
     /// Returns a file.
@@ -189,12 +191,17 @@ mod tests {
         queue.first(RATE_ASSUMED, now).map(|first| first.number.0)
     }
 
+    fn before(queue: &Queue, number: u64) -> Option<(usize, ByteCount)> {
+        queue.before(FileNumber(number), RATE_ASSUMED, NOW)
+    }
+
     #[test]
     fn sizes_at_the_maximum_are_added_up() {
         let mut queue = Queue::default();
         let huge = |number| QueuedFile { size: Some(ByteCount(u64::MAX)), ..file(number, 3) };
         (1..4).for_each(|number| queue.add(huge(number), NOW));
-        assert_eq!((queue.size(), queue.before(FileNumber(3))), (ByteCount(u64::MAX), Some((2, ByteCount(u64::MAX)))));
+        let huge = ByteCount(u64::MAX);
+        assert_eq!((queue.size(), before(&queue, 3)), (huge, Some((2, huge))));
         assert!((1..3).all(|number| queue.remove(FileNumber(number)).is_some()));
         assert_eq!(queue.size(), ByteCount(u64::MAX));
         queue.remove(FileNumber(3));
@@ -209,14 +216,14 @@ mod tests {
         }
         queue.add(QueuedFile { size: None, ..file(5, 4) }, NOW);
         assert_eq!((queue.len(), queue.size()), (5, ByteCount(1000 + SIZE_ASSUMED.0)));
-        assert_eq!(queue.before(FileNumber(1)), Some((3, ByteCount(600 + SIZE_ASSUMED.0))));
+        assert_eq!(before(&queue, 1), Some((3, ByteCount(600 + SIZE_ASSUMED.0))));
         let mut order = Vec::new();
         while let Some(first) = first(&mut queue, NOW) {
             order.push(first);
             assert_eq!(queue.remove(FileNumber(first)).map(|file| file.number.0), Some(first));
         }
         assert_eq!((order, queue.is_empty(), queue.size()), (vec![2, 4, 5, 1, 3], true, ByteCount(0)));
-        assert_eq!((queue.remove(FileNumber(1)), queue.before(FileNumber(1))), (None, None));
+        assert_eq!((queue.remove(FileNumber(1)), before(&queue, 1)), (None, None));
     }
 
     #[test]
@@ -225,9 +232,9 @@ mod tests {
         let later = NOW + Duration::from_secs(60);
         queue.add(QueuedFile { not_before: later, ..file(1, 5) }, NOW);
         queue.add(file(2, 3), NOW);
-        assert_eq!((first(&mut queue, NOW), queue.before(FileNumber(1))), (Some(2), None));
+        assert_eq!((first(&mut queue, NOW), before(&queue, 1)), (Some(2), Some((0, ByteCount(0)))));
         assert_eq!(first(&mut queue, later), Some(1));
-        assert_eq!(queue.before(FileNumber(2)), Some((1, ByteCount(100))));
+        assert_eq!(before(&queue, 2), Some((1, ByteCount(100))));
         // Replaced by a file that waits again.
         queue.add(QueuedFile { not_before: later + Duration::from_secs(1), ..file(1, 5) }, later);
         assert_eq!((first(&mut queue, later), queue.len()), (Some(2), 2));
@@ -246,10 +253,12 @@ mod tests {
         assert_eq!(first(&mut queue, NOW), Some(1));
         let late = NOW + Duration::from_secs(371);
         assert_eq!(first(&mut queue, late), Some(2));
-        let before = NOW + Duration::from_secs(330);
-        assert_eq!(first(&mut queue, before), Some(1));
-        let due = queue.first(BitRate(800_000_000), before).unwrap();
+        let early = NOW + Duration::from_secs(330);
+        assert_eq!(first(&mut queue, early), Some(1));
+        let due = queue.first(BitRate(800_000_000), early).unwrap();
         assert_eq!((due.number.0, due.due.map(|due| due.deadline)), (2, Some(deadline)));
+        assert_eq!(before(&queue, 2), Some((1, ByteCount(100))));
+        assert_eq!(queue.before(FileNumber(2), RATE_ASSUMED, late), Some((0, ByteCount(0))));
         // It goes on when the deadline has passed.
         assert_eq!(first(&mut queue, deadline + Duration::from_secs(9)), Some(2));
         queue.remove(FileNumber(2));

@@ -65,7 +65,7 @@ pub struct EndpointLimits {
 /// Limits of the transfers under way.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Maximum of all together.
+    /// Maximum of all together; 0: an operator has drained the service.
     pub all: usize,
     /// Maximum of a link that no setting names.
     pub link: usize,
@@ -180,9 +180,28 @@ pub struct QueuedOnLink {
     pub pending: Vec<Pending>,
 }
 
-/// Reason why a file waits.
+/// Reason why a file waits, and its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Why {
+    /// What keeps it from starting.
+    pub waits: Waits,
+    /// Number of the files before it in its queue.
+    pub files: usize,
+    /// Size of these files.
+    pub size: ByteCount,
+    /// Expected time until it starts: that of the files before it, and at least that of a retry or a pause. After the
+    /// end of a ban, of a drain or of the absence of agents: nobody knows when they end. `None`: the rate of the link is
+    /// not known.
+    pub expected: Option<Duration>,
+    /// Its deadline has passed. It starts all the same.
+    pub is_late: bool,
+}
+
+/// What keeps a file from starting.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Waits {
+    /// An operator has drained the service.
+    Drained,
     /// Its last attempt has failed; the next one starts at this time at the earliest.
     Retry(UnixTime),
     /// The maximum of transfers under way is reached.
@@ -204,14 +223,17 @@ pub enum Waits {
         blocked: Blocked,
     },
     /// Other files go first.
-    Turn {
-        /// Number of the files before it in its queue.
-        files: usize,
-        /// Size of these files.
-        size: ByteCount,
-        /// Expected time until it starts, if the rate of the link is known.
-        expected: Option<Duration>,
-    },
+    Turn,
+}
+
+impl Waits {
+    /// Returns the time until this reason ends; `None`: it is not known.
+    fn ends_in(&self, now: UnixTime) -> Option<Duration> {
+        match self {
+            Self::Retry(then) | Self::Refusing { blocked: Blocked::Until(then), .. } => Some(then.since(now)),
+            _ => None,
+        }
+    }
 }
 
 /// State of an endpoint.
@@ -409,22 +431,21 @@ impl Scheduler {
         starts
     }
 
-    /// Returns the reason why a file waits; `None`: it does not wait here, or starts at the next turn.
-    pub fn why(&self, number: FileNumber, rate: Option<BitRate>, now: UnixTime) -> Option<Waits> {
+    /// Returns the reason why a file waits, and its place in its queue; `None`: it does not wait here. `rate`: that of
+    /// the link.
+    pub fn why(&self, number: FileNumber, rate: Option<BitRate>, now: UnixTime) -> Option<Why> {
         let Some(Place::Queued(queue)) = self.places.get(&number) else { return None };
         let link = self.links.get(&queue.link)?;
         let files = link.vos.get(&queue.vo)?.get(self.shares.queue_in_vo(queue))?;
         let file = files.file(number)?;
-        if file.not_before > now {
-            return Some(Waits::Retry(file.not_before));
-        }
-        let full = self.full_of_vo(&queue.vo);
-        if let Some(waits) = self.blocked(&queue.link, link, now).or(full) {
-            return Some(waits);
-        }
-        let (count, size) = files.before(number)?;
-        let expected = rate.filter(|rate| rate.0 > 0).map(|rate| rate.time_for(size));
-        Some(Waits::Turn { files: count, size, expected })
+        let retry = (file.not_before > now).then_some(Waits::Retry(file.not_before));
+        let waits = retry.or_else(|| self.blocked(&queue.link, link, now)).or_else(|| self.full_of_vo(&queue.vo));
+        let waits = waits.unwrap_or(Waits::Turn);
+        let (count, size) = files.before(number, link.file_rate.unwrap_or(RATE_ASSUMED), now)?;
+        let of_files = rate.filter(|rate| rate.0 > 0).map(|rate| rate.time_for(size));
+        let expected = of_files.max(waits.ends_in(now));
+        let is_late = file.deadline.is_some_and(|deadline| deadline <= now);
+        Some(Why { waits, files: count, size, expected, is_late })
     }
 
     /// Returns the links that have files, each with its maximum of transfers.
@@ -608,6 +629,9 @@ impl Scheduler {
 
     /// Returns the reason why no file of a link may start.
     fn blocked(&self, name: &Link, link: &LinkQueues, now: UnixTime) -> Option<Waits> {
+        if self.limits.all == 0 {
+            return Some(Waits::Drained);
+        }
         let limit = |of, count: usize, most: usize| (count >= most).then_some(Waits::Limit { of, most });
         let most = most_precise(&self.limits.links, name).copied().unwrap_or(self.limits.link);
         limit("service", self.active, self.limits.all).or_else(|| limit("link", link.active, most)).or_else(|| {
@@ -673,6 +697,10 @@ mod tests {
         Limits { link, ..Limits::default() }
     }
 
+    fn waits(scheduler: &Scheduler, number: u64) -> Option<Waits> {
+        scheduler.why(FileNumber(number), None, NOW).map(|why| why.waits)
+    }
+
     fn numbers(starts: &[Start]) -> Vec<u64> {
         starts.iter().map(|start| start.file.0).collect()
     }
@@ -689,7 +717,7 @@ mod tests {
         let started = numbers(&scheduler.poll(NOW));
         assert_eq!(started, [0, 100, 1, 101], "the fifth would be one too many at the destination");
         assert_eq!((scheduler.counts(), scheduler.poll(NOW)), ((16, 4), Vec::new()));
-        assert_eq!(scheduler.why(FileNumber(5), None, NOW), Some(Waits::Limit { of: "destination", most: 4 }));
+        assert_eq!(waits(&scheduler, 5), Some(Waits::Limit { of: "destination", most: 4 }));
         assert!(scheduler.handle_ended(FileNumber(0), Ok(ByteCount(MB)), None, NOW));
         assert!(!scheduler.handle_ended(FileNumber(0), Ok(ByteCount(MB)), None, NOW), "it has ended already");
         // The other link has the first turn now.
@@ -709,7 +737,7 @@ mod tests {
         scheduler.handle_queued(queue(&link, "vo", "x"), file(2, MB), NOW);
         scheduler.handle_queued(queue(&link, "vo", "x"), file(3, MB), NOW);
         assert_eq!((scheduler.poll(NOW), scheduler.counts()), (Vec::new(), (2, 1)));
-        assert_eq!(scheduler.why(FileNumber(2), None, NOW), Some(Waits::Absent("b".into())));
+        assert_eq!(waits(&scheduler, 2), Some(Waits::Absent("b".into())));
         scheduler.set_absent(&"b".into(), false);
         assert_eq!(numbers(&scheduler.poll(NOW)), [2], "one more is the maximum of the link");
         assert!(scheduler.handle_ended(FileNumber(1), Ok(ByteCount(MB)), None, NOW));
@@ -840,7 +868,7 @@ mod tests {
                 );
             }
             let why = scheduler.why(FileNumber(29), None, at(30));
-            assert!(matches!(why, Some(Waits::Turn { files: 25, .. })), "{why:?}");
+            assert!(matches!(why, Some(Why { waits: Waits::Turn, files: 25, .. })), "{why:?}");
             let mut order = Vec::new();
             while let Some(start) = scheduler.poll(at(60)).pop() {
                 if &*start.queue.vo == "m" {
@@ -876,6 +904,26 @@ mod tests {
         }
         assert_eq!(order, [0, 4, 1, 5, 2, 3], "activities take turns; the last file waits for its retry");
         assert_eq!(scheduler.counts(), (1, 0));
+    }
+
+    #[test]
+    fn a_file_with_a_deadline_knows_its_place_and_that_it_is_late() {
+        let link = link("a", "b");
+        let mut scheduler = Scheduler::new(limits(0), Shares::default());
+        (0..3).for_each(|number| scheduler.handle_queued(queue(&link, "vo", "x"), file(number, MB), NOW));
+        let deadline = NOW + Duration::from_secs(600);
+        let due = QueuedFile { deadline: Some(deadline), priority: 1, ..file(9, 1000 * MB) };
+        scheduler.handle_queued(queue(&link, "vo", "x"), due, NOW);
+        let place = |scheduler: &Scheduler, now| {
+            let why = scheduler.why(FileNumber(9), None, now).unwrap();
+            (why.files, why.is_late)
+        };
+        assert_eq!(place(&scheduler, NOW), (3, false));
+        assert_eq!(place(&scheduler, deadline - Duration::from_secs(30)), (0, false), "it is due");
+        assert_eq!(place(&scheduler, deadline), (0, true));
+        // At 10 Mbit/s, a GB takes 800 s.
+        scheduler.set_file_rates(|_| Some(BitRate(10_000_000)));
+        assert_eq!(place(&scheduler, NOW), (0, false));
     }
 
     #[test]
@@ -945,21 +993,33 @@ mod tests {
             Scheduler::new(Limits { vos: BTreeMap::from([("small".into(), 0)]), ..limits(1) }, Shares::default());
         let later = NOW + Duration::from_secs(60);
         scheduler.handle_queued(queue(&link, "vo", "x"), QueuedFile { not_before: later, ..file(1, MB) }, NOW);
-        assert_eq!(scheduler.why(FileNumber(1), None, NOW), Some(Waits::Retry(later)));
+        assert_eq!(waits(&scheduler, 1), Some(Waits::Retry(later)));
         scheduler.handle_queued(queue(&link, "small", "x"), file(2, MB), NOW);
-        assert_eq!(scheduler.why(FileNumber(2), None, NOW), Some(Waits::Limit { of: "VO", most: 0 }));
+        assert_eq!(waits(&scheduler, 2), Some(Waits::Limit { of: "VO", most: 0 }));
         (3..6).for_each(|number| scheduler.handle_queued(queue(&link, "vo", "x"), file(number, 100 * MB), NOW));
-        let turn = Waits::Turn { files: 2, size: ByteCount(200 * MB), expected: Some(Duration::from_secs(16)) };
-        assert_eq!(scheduler.why(FileNumber(5), Some(BitRate(100 * MB)), NOW), Some(turn));
+        // Two files with 200 MB take 16 s at 100 Mbit/s, whatever blocks.
+        let rate = Some(BitRate(100 * MB));
+        let why = |waits, expected| Why { waits, files: 2, size: ByteCount(200 * MB), expected, is_late: false };
+        let turn = why(Waits::Turn, Some(Duration::from_secs(16)));
+        assert_eq!(scheduler.why(FileNumber(5), rate, NOW), Some(turn.clone()));
+        assert_eq!(scheduler.why(FileNumber(5), None, NOW), Some(Why { expected: None, ..turn.clone() }));
+        for (all, link, waits) in [(0, 1, Waits::Drained), (9, 0, Waits::Limit { of: "link", most: 0 })] {
+            scheduler.set_limits(Limits { all, ..limits(link) });
+            assert_eq!(scheduler.why(FileNumber(5), rate, NOW), Some(Why { waits, ..turn.clone() }));
+            assert_eq!(scheduler.poll(NOW), []);
+        }
+        scheduler.set_limits(Limits { vos: BTreeMap::from([("small".into(), 0)]), ..limits(1) });
+        // The first one has no files before it, and its retry is later.
+        let retry = scheduler.why(FileNumber(1), rate, NOW).unwrap();
+        assert_eq!((retry.files, retry.expected), (0, Some(Duration::from_secs(60))));
+        let slow = scheduler.why(FileNumber(5), Some(BitRate(MB)), NOW).unwrap();
+        assert_eq!(slow.expected, Some(Duration::from_secs(1600)));
         assert_eq!(numbers(&scheduler.poll(NOW)), [3]);
         assert_eq!(scheduler.why(FileNumber(3), None, NOW), None);
-        assert_eq!(scheduler.why(FileNumber(4), None, NOW), Some(Waits::Limit { of: "link", most: 1 }));
+        assert_eq!(waits(&scheduler, 4), Some(Waits::Limit { of: "link", most: 1 }));
         scheduler.set_limits(limits(9));
         scheduler.set_ban(&"a".into(), true);
-        assert_eq!(
-            (scheduler.why(FileNumber(4), None, NOW), scheduler.poll(NOW)),
-            (Some(Waits::Banned("a".into())), vec![])
-        );
+        assert_eq!((waits(&scheduler, 4), scheduler.poll(NOW)), (Some(Waits::Banned("a".into())), vec![]));
         scheduler.set_ban(&"a".into(), false);
         assert_eq!(numbers(&scheduler.poll(NOW)), [2, 4, 5]);
         assert_eq!(numbers(&scheduler.poll(later)), [1]);
@@ -979,9 +1039,7 @@ mod tests {
         assert!(scheduler.handle_ended(FileNumber(1), Ok(ByteCount(MB)), None, NOW), "it began before the refusal");
         assert!(scheduler.handle_ended(FileNumber(10), Ok(ByteCount(MB)), None, NOW));
         assert_eq!(numbers(&scheduler.poll(NOW)), [12], "only the other destination");
-        assert!(
-            matches!(scheduler.why(FileNumber(2), None, NOW), Some(Waits::Refusing { endpoint, .. }) if &*endpoint == "full")
-        );
+        assert!(matches!(waits(&scheduler, 2), Some(Waits::Refusing { endpoint, .. }) if &*endpoint == "full"));
         let after = NOW + Duration::from_secs(16);
         assert_eq!(numbers(&scheduler.poll(after)), [2], "one file tries it");
         assert!(scheduler.handle_ended(FileNumber(2), Ok(ByteCount(MB)), None, after));

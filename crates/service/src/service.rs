@@ -11,7 +11,7 @@ use sterna_net::identity::Fingerprint;
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::replica::{SourceStats, Strategy, Wanted, rank};
-use sterna_sched::scheduler::{Limits, Link, Name, QueuedOnLink, Scheduler, Shares, Waits};
+use sterna_sched::scheduler::{Limits, Link, Name, QueuedOnLink, Scheduler, Shares, Why};
 use sterna_sched::statistics::{Arrived, PERIOD, Statistics};
 use sterna_sched::time::UnixTime;
 use tokio::sync::{MutexGuard, Notify, mpsc};
@@ -269,8 +269,8 @@ impl Service {
         links.into_iter().map(state).collect()
     }
 
-    /// Returns the reason why a file waits; `None`: it does not wait.
-    pub fn why(&self, file: &File) -> Option<Waits> {
+    /// Returns the reason why a file waits, and its place; `None`: it does not wait.
+    pub fn why(&self, file: &File) -> Option<Why> {
         let link = link_of(&file.new.source_endpoint, &file.new.destination_endpoint);
         let rate = self.shared.statistics.lock().latest(&link, now()).throughput;
         self.shared.scheduler.lock().why(file.number, rate, now())

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use sterna_proto::Error;
 use sterna_proto::file::plain;
 use sterna_proto::quantity::readable_time;
-use sterna_service::api::native::types::{FileDetails, FileList, Problem, Waiting};
+use sterna_proto::{ByteCount, Error};
+use sterna_service::api::native::types::{
+    ABSENT, BANNED, DRAINED, FileDetails, FileList, LIMIT, Problem, TURN, Waiting,
+};
 
 use super::client::{Answer, Client, encoded};
 use super::table::{json_line, utc};
@@ -54,7 +56,6 @@ fn in_words(details: &FileDetails) -> String {
     let mut lines = vec![format!("file {} {}: {} -> {}", file.number, file.state, file.source, file.destination)];
     match (&details.why, file.state.as_str()) {
         (Some(why), _) => lines.push(waits(why)),
-        (None, "reserved") => lines.push("  waits for another replica of its entry, or for an earlier hop".to_owned()),
         (None, "waiting") => lines.push("  waits, and the service has not queued it yet".to_owned()),
         (None, _) => {}
     }
@@ -73,16 +74,28 @@ fn in_words(details: &FileDetails) -> String {
 }
 
 fn waits(why: &Waiting) -> String {
-    // The text of these kinds has the time.
-    let expected = match (why.kind.as_str(), why.expected_s) {
-        ("turn", Some(seconds)) => match Duration::try_from_secs_f64(seconds) {
-            Ok(time) => format!("; starts in about {}", readable_time(time)),
-            Err(_) => String::new(),
-        },
-        ("turn", None) => "; its start is not known, because no transfer has ended there lately".to_owned(),
-        _ => String::new(),
-    };
-    format!("  waits: {}{expected}", why.text)
+    let kind = why.kind.as_str();
+    let mut text = format!("  waits: {}", why.text);
+    // The text of a turn has them.
+    if let Some((files, bytes)) = why.files_before.zip(why.bytes_before).filter(|(files, _)| *files > 0 && kind != TURN)
+    {
+        text += &format!("; {files} files with {} go first", ByteCount(bytes));
+    }
+    let expected = why.expected_s.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).map(readable_time);
+    match (kind, expected) {
+        (TURN | LIMIT, Some(time)) => text += &format!("; starts in about {time}"),
+        (BANNED | ABSENT | DRAINED, Some(time)) => text += &format!("; starts about {time} after that"),
+        // The text has the time of a retry or a pause.
+        (_, Some(time)) if why.files_before.is_some_and(|files| files > 0) => {
+            text += &format!("; starts in about {time}")
+        }
+        (TURN, None) => text += "; its start is not known, because no transfer has ended there lately",
+        _ => {}
+    }
+    if why.is_late {
+        text += "; its deadline has passed, and it starts all the same";
+    }
+    text
 }
 
 fn problem(problem: &Problem) -> String {
@@ -123,8 +136,24 @@ mod tests {
                 "  waits: 0 files go first; its start is not known, because no transfer has ended there lately",
             ),
             (
-                serde_json::json!({"kind": "retry", "text": "starts in 9 s", "files_before": null, "expected_s": 9.0}),
+                serde_json::json!({"kind": "retry", "text": "starts in 9 s", "files_before": 0, "expected_s": 9.0}),
                 "  waits: starts in 9 s",
+            ),
+            (
+                serde_json::json!({"kind": "retry", "text": "starts in 9 s", "files_before": 2, "bytes_before": 5000000, "expected_s": 30.0}),
+                "  waits: starts in 9 s; 2 files with 5.00 MB go first; starts in about 30 s",
+            ),
+            (
+                serde_json::json!({"kind": "limit", "text": "link: 1", "files_before": 1, "bytes_before": 5000000, "expected_s": 12}),
+                "  waits: link: 1; 1 files with 5.00 MB go first; starts in about 12 s",
+            ),
+            (
+                serde_json::json!({"kind": "drained", "text": "x", "files_before": 0, "expected_s": 12, "is_late": true}),
+                "  waits: x; starts about 12 s after that; its deadline has passed, and it starts all the same",
+            ),
+            (
+                serde_json::json!({"kind": "hop", "text": "hop 1 of the job has not arrived yet", "files_before": null, "expected_s": null}),
+                "  waits: hop 1 of the job has not arrived yet",
             ),
             (serde_json::Value::Null, "  waits, and the service has not queued it yet"),
         ] {

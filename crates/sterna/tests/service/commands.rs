@@ -154,6 +154,33 @@ fn a_file_that_is_tried_again_is_explained_with_its_attempts() {
 }
 
 #[test]
+fn files_in_reserve_and_late_files_are_explained() {
+    let serve = Serve::start();
+    let id = submit(&serve, &["mock://a.example/f?size=9&time=600", "mock://c.example/f?size=9", "mock://b.example/f"]);
+    let said = until(&serve, &["explain", &id], "is tried first");
+    assert!(said.contains("reserved: mock://") && said.contains("waits: another replica, file "), "{said}");
+    let hops = serde_json::json!({"hops": true, "files": [
+        {"sources": ["mock://a.example/g?size=9&time=600"], "destination": "mock://b.example/g"},
+        {"sources": ["mock://b.example/g"], "destination": "mock://c.example/g"},
+    ]});
+    let (status, accepted) = serve.request("POST", "/api/v1/jobs", &hops.to_string());
+    assert!((200..300).contains(&status), "{accepted}");
+    let hops = json(&accepted)["id"].as_str().unwrap().to_owned();
+    let said = until(&serve, &["explain", &hops], "has not arrived yet");
+    assert!(said.contains("waits: hop 1 of the job has not arrived yet"), "{said}");
+    assert_eq!(serve.request("PUT", "/api/v1/config/drain", r#"{"is_drained": true}"#).0, 200);
+    let first = submit(&serve, &["--deadline=1h", SOURCE, "mock://b.example/1"]);
+    let late = submit(&serve, &["--deadline=2001-01-01T00:00:00Z", SOURCE, "mock://b.example/2"]);
+    until(&serve, &["explain", &first], "drained");
+    let said = until(&serve, &["explain", &late], "drained");
+    assert!(said.contains("its deadline has passed, and it starts all the same"), "{said}");
+    assert_eq!(serve.request("PUT", "/api/v1/config/drain", r#"{"is_drained": false}"#).0, 200);
+    serve.sterna(&["watch", &late]).succeed();
+    let files = serve.request("GET", &format!("/api/v1/jobs/{late}/files"), "").1;
+    assert!(files.contains("first because its deadline has passed"), "{files}");
+}
+
+#[test]
 fn a_job_is_cancelled_once() {
     let serve = Serve::start();
     let id = submit(&serve, &[SOURCE, "mock://b.example/f?time=600"]);

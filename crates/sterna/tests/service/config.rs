@@ -199,7 +199,7 @@ fn a_drained_host_starts_nothing_until_it_may_again() {
     let serve = Serve::start();
     assert_eq!(config(&serve, &["drain", "on"]), "no transfer starts: the host is drained\n");
     let job = submit(&serve, &[SOURCE, "mock://b.example/f"]);
-    until_explained(&serve, &job, "service: 0 transfers are under way, the maximum");
+    until_explained(&serve, &job, "an operator has drained the service: it starts no transfers");
     assert!(config(&serve, &[]).contains("no transfer starts"));
     assert_eq!(config(&serve, &["drain", "off"]), "transfers start\n");
     serve.sterna(&["watch", &job]).succeed();

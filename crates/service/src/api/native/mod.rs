@@ -13,8 +13,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_sched::queue::FileNumber;
-use sterna_sched::scheduler::Waits;
-use sterna_sched::state::{FileState, JobState};
+use sterna_sched::state::{FileState, JobKind, JobState};
 use utoipa::IntoParams;
 use uuid::Uuid;
 
@@ -250,13 +249,26 @@ async fn file(By(caller): By, State(app): State<App>, Path(number): Path<String>
     let found = app.service.store().files(FileFilter { numbers: vec![parsed], ..FileFilter::default() }).await?;
     let file = found.into_iter().next().ok_or_else(missing)?;
     // Who may not see the job learns nothing about the file.
-    app.service
+    let job = app
+        .service
         .job(&caller, &file.job.to_string())
         .await
         .map_err(|e| if e.kind == ErrorKind::Denied { missing() } else { e })?;
     let attempts = app.service.store().attempts(file.number).await?;
-    let why = why(&app, &file);
+    let why = match (file.state, job.new.kind) {
+        (FileState::Reserved, JobKind::Hops) => Some(Waiting::of_hop(file.new.entry)),
+        (FileState::Reserved, JobKind::Files) => Some(Waiting::of_replica(tried_first(&app, &file).await?)),
+        _ => why(&app, &file),
+    };
     Ok(Json(FileDetails::new(view(&app, &file), why, &attempts)))
+}
+
+/// Returns the replica of the same entry that waits or is under way.
+async fn tried_first(app: &App, file: &File) -> Result<Option<u64>, Error> {
+    let states = vec![FileState::Waiting, FileState::Active, FileState::Held];
+    let replicas = FileFilter { jobs: vec![file.job], entry: Some(file.new.entry), states, ..FileFilter::default() };
+    let found = app.service.store().files(replicas).await?;
+    Ok(found.first().map(|file| file.number.0))
 }
 
 /// Returns the reason why a file waits, with the words of the operator if it is a ban. `None`: it does not wait.
@@ -265,12 +277,11 @@ fn why(app: &App, file: &File) -> Option<Waiting> {
     let bans = &applied.bans;
     let ends = [&file.new.source_endpoint, &file.new.destination_endpoint];
     let banned = ends.into_iter().find(|endpoint| bans.contains_key(*endpoint));
-    let waits = match (file.state, banned) {
+    let mut waiting = match (file.state, banned) {
         // The scheduler has no files that are held back.
-        (FileState::Held, Some(endpoint)) => Some(Waits::Banned(endpoint.as_str().into())),
-        _ => app.service.why(file),
+        (FileState::Held, Some(endpoint)) => Waiting::of_banned(endpoint),
+        _ => Waiting::new(&app.service.why(file)?, now()),
     };
-    let mut waiting = Waiting::new(&waits?, now());
     let message = banned.and_then(|endpoint| bans.get(endpoint)).map_or("", |ban| ban.message.as_str());
     if waiting.kind == types::BANNED && !message.is_empty() {
         waiting.text = format!("{}: {message}", waiting.text);

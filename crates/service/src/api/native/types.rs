@@ -6,7 +6,7 @@ use sterna_proto::quantity::readable_time;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::breaker::Blocked;
 use sterna_sched::replica::Strategy;
-use sterna_sched::scheduler::Waits;
+use sterna_sched::scheduler::{Waits, Why};
 use sterna_sched::state::JobKind;
 use sterna_sched::time::UnixTime;
 use utoipa::ToSchema;
@@ -427,45 +427,90 @@ pub struct FileList {
 /// Kind of a [`Waiting`] that ends when an operator lifts a ban.
 pub const BANNED: &str = "banned";
 
-/// Reason why a file waits.
+/// Kind of a [`Waiting`] that ends when the service is not drained any more.
+pub const DRAINED: &str = "drained";
+
+/// Kind of a [`Waiting`] that ends when an agent connects.
+pub const ABSENT: &str = "absent";
+
+/// Kind of a [`Waiting`] that ends when the files before it have started.
+pub const TURN: &str = "turn";
+
+/// Kind of a [`Waiting`] that ends when a transfer under way ends.
+pub const LIMIT: &str = "limit";
+
+/// Reason why a file waits, and its place.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Waiting {
-    /// Kind: `retry`, `limit`, `banned`, `absent`, `refusing` or `turn`.
+    /// Kind: `retry`, `limit`, `banned`, `absent`, `drained`, `refusing` or `turn`. For a file in reserve: `hop` (an
+    /// earlier hop has not arrived) or `replica` (another replica is tried first).
     pub kind: String,
     /// Text for people.
     pub text: String,
-    /// Number of files that go first.
+    /// Number of files before it in its queue, whatever the kind; null: it is in no queue.
     pub files_before: Option<u64>,
-    /// Expected time until the start, in seconds, if the rate of the link is known.
+    /// Size of these files, in bytes.
+    #[serde(default)]
+    pub bytes_before: Option<u64>,
+    /// Expected time until the start, in seconds: that of the files before it, and at least that of a retry or a pause.
+    /// It counts from the end of the reason if that end is not known (`banned`, `absent`, `drained`). Null: the rate of
+    /// the link is not known.
     pub expected_s: Option<f64>,
+    /// Its deadline has passed. It starts all the same.
+    #[serde(default)]
+    pub is_late: bool,
 }
 
 impl Waiting {
+    /// Creates the view of a file in no queue.
+    fn without_place(kind: &str, text: String) -> Self {
+        let kind = kind.to_owned();
+        Self { kind, text, files_before: None, bytes_before: None, expected_s: None, is_late: false }
+    }
+
+    /// Creates the view of a hop in reserve. `entry`: its number, from 0.
+    pub fn of_hop(entry: u64) -> Self {
+        Self::without_place("hop", format!("hop {} of the job has not arrived yet", entry.max(1)))
+    }
+
+    /// Creates the view of a replica in reserve. `first`: file that is tried first, if it is known.
+    pub fn of_replica(first: Option<u64>) -> Self {
+        let first = first.map_or_else(String::new, |first| format!(", file {first},"));
+        Self::without_place("replica", format!("another replica{first} is tried first"))
+    }
+
+    /// Creates the view of a file that an operator holds back.
+    pub fn of_banned(endpoint: &str) -> Self {
+        Self::without_place(BANNED, format!("an operator has banned {endpoint}"))
+    }
+
     /// Creates the view of a reason at a time.
-    pub fn new(waits: &Waits, now: UnixTime) -> Self {
-        let of = |kind: &str, text: String| Self { kind: kind.to_owned(), text, files_before: None, expected_s: None };
-        let at = |kind: &str, what: String, at: UnixTime| {
-            let time = at.since(now);
-            Self { expected_s: Some(time.as_secs_f64()), ..of(kind, format!("{what} in {}", readable_time(time))) }
-        };
-        match waits {
+    pub fn new(why: &Why, now: UnixTime) -> Self {
+        let of = Self::without_place;
+        let at =
+            |kind: &str, what: String, at: UnixTime| of(kind, format!("{what} in {}", readable_time(at.since(now))));
+        let waiting = match &why.waits {
+            Waits::Drained => of(DRAINED, "an operator has drained the service: it starts no transfers".to_owned()),
             Waits::Retry(then) => at("retry", "the next attempt starts".to_owned(), *then),
             Waits::Limit { of: what, most } => {
-                of("limit", format!("{what}: {most} transfers are under way, the maximum"))
+                of(LIMIT, format!("{what}: {most} transfers are under way, the maximum"))
             }
-            Waits::Banned(endpoint) => of(BANNED, format!("an operator has banned {endpoint}")),
-            Waits::Absent(endpoint) => of("absent", format!("no agent of {endpoint} is connected")),
+            Waits::Banned(endpoint) => Self::of_banned(endpoint),
+            Waits::Absent(endpoint) => of(ABSENT, format!("no agent of {endpoint} is connected")),
             Waits::Refusing { endpoint, blocked: Blocked::Until(then) } => {
                 at("refusing", format!("{endpoint} has refused transfers; one tries it again"), *then)
             }
             Waits::Refusing { endpoint, blocked: Blocked::ByTrial } => {
                 of("refusing", format!("{endpoint} has refused transfers; one is trying it"))
             }
-            Waits::Turn { files, size, expected } => Self {
-                files_before: Some(*files as u64),
-                expected_s: expected.map(|time| time.as_secs_f64()),
-                ..of("turn", format!("{files} files with {size} go first"))
-            },
+            Waits::Turn => of(TURN, format!("{} files with {} go first", why.files, why.size)),
+        };
+        Self {
+            files_before: Some(why.files as u64),
+            bytes_before: Some(why.size.0),
+            expected_s: why.expected.map(|time| time.as_secs_f64()),
+            is_late: why.is_late,
+            ..waiting
         }
     }
 }
