@@ -61,6 +61,8 @@ pub struct JobOptions {
     pub checksum: ChecksumPolicy,
     /// Treatment of a destination that exists.
     pub overwrite: OverwritePolicy,
+    /// Number of the last hop of a job whose earlier hops replace a destination that exists, whatever `overwrite` is.
+    pub overwrites_before: Option<u64>,
     /// Maximum number of further attempts of a file; `None`: the default of the service.
     pub retries: Option<u32>,
     /// First wait before another attempt, in seconds; `None`: the default of the service.
@@ -76,6 +78,15 @@ pub struct JobOptions {
     /// Parameters of an FTS3 request that only its replies need.
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
     pub fts: serde_json::Map<String, serde_json::Value>,
+}
+
+impl JobOptions {
+    /// Returns the options of an entry. A hop can have another treatment of a destination that exists than the last one.
+    pub fn of_entry(&self, entry: u64) -> Self {
+        let is_before = self.overwrites_before.is_some_and(|last| entry < last);
+        let overwrite = if is_before { OverwritePolicy::Always } else { self.overwrite };
+        Self { overwrite, overwrites_before: None, ..self.clone() }
+    }
 }
 
 /// Job that is submitted.

@@ -394,7 +394,7 @@ impl Runner {
             destination: file.new.destination.clone(),
             size: file.new.size,
             checksum: file.new.checksum.clone(),
-            options: (*options).clone(),
+            options: options.of_entry(file.new.entry),
             credentials,
         };
         let worker = Arc::clone(placement.worker().unwrap_or_else(|| self.embedded.name()));

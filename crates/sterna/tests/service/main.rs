@@ -14,6 +14,7 @@ mod people;
 mod properties;
 mod replies;
 mod secrets;
+mod semantics;
 mod servers;
 mod storages;
 mod upload;

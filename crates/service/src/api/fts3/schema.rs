@@ -69,8 +69,13 @@ const PARAMS: [(&str, Kind, &str); 31] = [
     ("multihop", Kind::Flag, "The files are the hops of one file, in order"),
     ("overwrite", Kind::Flag, "A destination that exists is replaced"),
     ("overwrite_on_retry", Kind::Flag, "It is replaced from the second attempt on"),
-    ("overwrite_when_only_on_disk", Kind::Flag, "Treated as overwrite"),
-    ("overwrite_hop", Kind::Flag, "Treated as overwrite"),
+    (
+        "overwrite_when_only_on_disk",
+        Kind::Flag,
+        "A file that may be on tape stays: as long as no storage is asked for that, every one stays. Needs archive_timeout, \
+         and destinations at https or davs",
+    ),
+    ("overwrite_hop", Kind::Flag, "A destination that exists is replaced by every hop but the last. Needs multihop"),
     ("priority", Kind::Integer, "Priority, from 1 to 5, the highest; others count as the nearest; 3 without it"),
     ("retry", Kind::Integer, "Maximum number of further attempts of a file; 0: that of the service; below 0: none"),
     ("retry_delay", Kind::Integer, "First wait before another attempt, in seconds"),

@@ -24,6 +24,9 @@ const STAGING_METADATA_BYTES_MAX: usize = 1024;
 /// Strategy of a file that names none. Source: FTS3.
 const STRATEGY_DEFAULT: &str = "auto";
 
+/// Beginnings of locations at storages that can report whether a file is on tape. Source: FTS3.
+const TAPE_SCHEMES: [&str; 3] = ["https://", "davs://", "mock://"];
+
 /// Range of a SciTag. Source: FTS3.
 const SCITAGS: std::ops::RangeInclusive<i64> = 65..=65535;
 
@@ -300,7 +303,7 @@ fn with_method(metadata: Option<Value>, method: Method) -> Value {
 fn options(params: &Object<'_>, job_type: &str, entries: &[Entry]) -> Result<JobOptions, Failed> {
     let has_checksum = entries.iter().any(|entry| entry.checksum.as_ref().is_some_and(|value| value.contains(':')));
     let (checksum, letter) = checksum_policy(params, has_checksum)?;
-    let (overwrite, overwrite_flag) = overwrite_policy(params)?;
+    let overwriting = overwriting(params, job_type, entries)?;
     let retry = params.integer("retry")?.unwrap_or(0);
     let retry_delay = params.integer("retry_delay")?.unwrap_or(0);
     let mut internal = Vec::new();
@@ -323,7 +326,7 @@ fn options(params: &Object<'_>, job_type: &str, entries: &[Entry]) -> Result<Job
         "source_spacetoken": params.text("source_spacetoken")?,
         "destination_spacetoken": params.text("destination_spacetoken")?,
         "internal_job_params": (!internal.is_empty()).then(|| internal.join(",")),
-        "overwrite_flag": overwrite_flag,
+        "overwrite_flag": overwriting.letter,
         "dst_file_report": params.flag("dst_file_report")?,
         "copy_pin_lifetime": params.integer("copy_pin_lifetime")?.unwrap_or(-1),
         "bring_online": params.integer("bring_online")?.unwrap_or(-1),
@@ -335,7 +338,8 @@ fn options(params: &Object<'_>, job_type: &str, entries: &[Entry]) -> Result<Job
     });
     Ok(JobOptions {
         checksum,
-        overwrite,
+        overwrite: overwriting.policy,
+        overwrites_before: overwriting.before,
         // 0: the default of the service; below 0: none.
         retries: (retry != 0).then(|| u32::try_from(retry).unwrap_or(0)),
         retry_wait_s: u32::try_from(retry_delay).ok().filter(|delay| *delay > 0),
@@ -373,21 +377,60 @@ fn checksum_policy(params: &Object<'_>, has_checksum: bool) -> Result<(ChecksumP
     })
 }
 
-/// Reads the flags of overwriting. Returns the policy and FTS3's letter.
-fn overwrite_policy(params: &Object<'_>) -> Result<(OverwritePolicy, Option<&'static str>), Failed> {
+/// Treatment of a destination that exists, as the flags of a request ask for it.
+struct Overwriting {
+    policy: OverwritePolicy,
+    /// Number of the last hop, if the hops before it replace what exists.
+    before: Option<u64>,
+    /// FTS3's letter.
+    letter: Option<&'static str>,
+}
+
+/// Reads the flags of overwriting. Errors: flags that exclude each other, or lack what they need; their texts are those
+/// of FTS3.
+fn overwriting(params: &Object<'_>, job_type: &str, entries: &[Entry]) -> Result<Overwriting, Failed> {
     let flags = ["overwrite", "overwrite_on_retry", "overwrite_when_only_on_disk", "overwrite_hop"];
     let mut given = [false; 4];
     for (flag, key) in given.iter_mut().zip(flags) {
         *flag = params.flag(key)?;
     }
-    match given {
-        [false, false, false, false] => Ok((OverwritePolicy::Never, None)),
-        [true, false, false, false] => Ok((OverwritePolicy::Always, Some("Y"))),
-        [false, true, false, false] => Ok((OverwritePolicy::OnRetry, Some("R"))),
-        [false, false, true, false] => Ok((OverwritePolicy::Always, Some("D"))),
-        [false, false, false, true] => Ok((OverwritePolicy::Always, Some("M"))),
-        [false, false, true, true] => Ok((OverwritePolicy::Always, Some("Q"))),
-        _ => Err(bad("Multiple overwrite flags cannot be used at the same time")),
+    let (policy, letter) = match given {
+        [false, false, false, false] => (OverwritePolicy::Never, None),
+        [true, false, false, false] => (OverwritePolicy::Always, Some("Y")),
+        [false, true, false, false] => (OverwritePolicy::OnRetry, Some("R")),
+        // Nobody can tell yet whether a file is on tape too, where it must not be lost.
+        [false, false, true, false] => (OverwritePolicy::Never, Some("D")),
+        // The last hop replaces nothing.
+        [false, false, false, true] => (OverwritePolicy::Never, Some("M")),
+        [false, false, true, true] => (OverwritePolicy::Never, Some("Q")),
+        _ => return Err(bad("Multiple overwrite flags cannot be used at the same time")),
+    };
+    let [.., is_on_disk, is_hop] = given;
+    let is_multihop = job_type == "H";
+    if is_on_disk {
+        check_disk(params, entries, is_multihop)?;
+    }
+    if is_hop && !is_multihop {
+        return Err(bad("'overwrite-hop' requires multihop job submission"));
+    }
+    let before = is_hop.then(|| (entries.len() as u64).saturating_sub(1));
+    Ok(Overwriting { policy, before, letter })
+}
+
+/// Checks what `overwrite_when_only_on_disk` needs: a wait for the tape, and destinations that report where a file is.
+/// Of hops only the last one counts.
+fn check_disk(params: &Object<'_>, entries: &[Entry], is_multihop: bool) -> Result<(), Failed> {
+    if params.integer("archive_timeout")?.unwrap_or(-1) <= 0 {
+        return Err(bad("'overwrite-when-only-on-disk' requires 'archive-timeout' to be set"));
+    }
+    let first = if is_multihop { entries.len().saturating_sub(1) } else { 0 };
+    let mut pairs = entries.iter().skip(first).flat_map(|entry| &entry.pairs);
+    let reports = |location: &str| TAPE_SCHEMES.iter().any(|scheme| location.starts_with(scheme));
+    match pairs.all(|pair| reports(&pair.destination)) {
+        true => Ok(()),
+        false => Err(bad(
+            "'overwrite-when-only-on-disk' requires destination to be HTTPs endpoint (Tape REST API required)",
+        )),
     }
 }
 
@@ -516,7 +559,58 @@ pub(super) mod tests {
             (job.options.timeout_s, job.metadata),
             (Some(30), Some(json!({"label": "x", "auth_method": "certificate"})))
         );
-        assert!(with(&json!({"overwrite": true, "overwrite_on_retry": true})).is_err());
+    }
+
+    /// Policies of the hops or files, and the letter.
+    fn overwriting_of(files: &Value, params: &Value) -> Result<(Vec<OverwritePolicy>, String), String> {
+        let job = submission(&json!({"files": files, "params": params}))?;
+        let policies = (0..job.entries.len() as u64).map(|entry| job.options.of_entry(entry).overwrite).collect();
+        Ok((policies, job.options.fts["overwrite_flag"].as_str().unwrap_or_default().to_owned()))
+    }
+
+    #[test]
+    fn only_flags_that_allow_it_replace_a_file() {
+        let file = |source: &str, destination: &str| json!({"sources": [source], "destinations": [destination]});
+        let (a, b, c) = ("https://a.example/f", "https://b.example/f", "https://c.example/f");
+        let (one, hops) = (json!([file(a, b)]), json!([file(a, b), file(b, c)]));
+        let to_http = json!([file(a, b), file(b, "http://c.example/f")]);
+        let (archive, zero) = (json!({"archive_timeout": 60}), json!({"archive_timeout": 0}));
+        let with = |flags: &[&str], more: &Value, is_multihop: bool| {
+            let mut params = more.clone();
+            flags.iter().for_each(|flag| params[*flag] = json!(true));
+            params["multihop"] = json!(is_multihop);
+            params
+        };
+        let (disk, hop) = ("overwrite_when_only_on_disk", "overwrite_hop");
+        use OverwritePolicy::{Always, Never, OnRetry};
+        for (files, params, expected) in [
+            (&one, with(&[], &json!({}), false), (vec![Never], "")),
+            (&one, with(&["overwrite"], &json!({}), false), (vec![Always], "Y")),
+            (&hops, with(&["overwrite"], &json!({}), true), (vec![Always, Always], "Y")),
+            (&one, with(&["overwrite_on_retry"], &json!({}), false), (vec![OnRetry], "R")),
+            // Nobody knows whether the file is on tape.
+            (&one, with(&[disk], &archive, false), (vec![Never], "D")),
+            (&hops, with(&[disk], &archive, true), (vec![Never, Never], "D")),
+            (&hops, with(&[hop], &json!({}), true), (vec![Always, Never], "M")),
+            (&hops, with(&[hop, disk], &archive, true), (vec![Always, Never], "Q")),
+        ] {
+            let expected = (expected.0, expected.1.to_owned());
+            assert_eq!(overwriting_of(files, &params), Ok(expected), "{params}");
+        }
+        for (files, params, expected) in [
+            (&one, with(&["overwrite", "overwrite_on_retry"], &json!({}), false), "Multiple overwrite flags"),
+            (&hops, with(&["overwrite", hop], &json!({}), true), "Multiple overwrite flags"),
+            (&hops, with(&[hop, disk, "overwrite"], &archive, true), "Multiple overwrite flags"),
+            (&one, with(&[hop], &json!({}), false), "requires multihop"),
+            (&one, with(&[disk], &json!({}), false), "requires 'archive-timeout'"),
+            (&one, with(&[disk], &zero, false), "requires 'archive-timeout'"),
+            (&hops, with(&[hop, disk], &json!({}), true), "requires 'archive-timeout'"),
+            (&to_http, with(&[disk], &archive, true), "requires destination to be HTTPs"),
+            (&to_http, with(&[disk], &archive, false), "requires destination to be HTTPs"),
+        ] {
+            let message = overwriting_of(files, &params).unwrap_err();
+            assert!(message.contains(expected), "{params}: {message}");
+        }
     }
 
     #[test]
