@@ -99,6 +99,9 @@ pub struct Submission {
     pub queue_time: Option<Duration>,
     /// Options.
     pub options: JobOptions,
+    /// Further attempts of a file if neither the options nor the virtual organisation have a number; `None`: those of
+    /// the service.
+    pub retries_else: Option<u32>,
     /// Data of the user.
     pub metadata: Option<serde_json::Value>,
     /// Key that makes a repeated request find the first job.
@@ -230,12 +233,14 @@ impl Service {
     /// Gives a job the defaults of its virtual organisation, where it asks for nothing else.
     fn add_defaults(&self, caller: &Caller, submission: &mut Submission) {
         let applied = self.applied();
-        let Some(defaults) = applied.defaults_of(caller.vo()) else { return };
         let options = &mut submission.options;
-        options.retries = options.retries.or(u32::try_from(defaults.retry).ok().filter(|retry| *retry > 0));
-        options.timeout_s = options.timeout_s.or(Some(defaults.global_timeout).filter(|timeout| *timeout > 0));
-        let hours = Some(u64::from(defaults.max_time_queue)).filter(|hours| *hours > 0);
-        submission.queue_time = submission.queue_time.or(hours.map(|hours| Duration::from_secs(hours * 3600)));
+        if let Some(defaults) = applied.defaults_of(caller.vo()) {
+            options.retries = options.retries.or(u32::try_from(defaults.retry).ok().filter(|retry| *retry > 0));
+            options.timeout_s = options.timeout_s.or(Some(defaults.global_timeout).filter(|timeout| *timeout > 0));
+            let hours = Some(u64::from(defaults.max_time_queue)).filter(|hours| *hours > 0);
+            submission.queue_time = submission.queue_time.or(hours.map(|hours| Duration::from_secs(hours * 3600)));
+        }
+        options.retries = options.retries.or(submission.retries_else);
     }
 
     /// Adds the files of an entry. The best replica waits, the others are in reserve.

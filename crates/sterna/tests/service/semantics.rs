@@ -78,3 +78,41 @@ fn a_file_that_may_be_on_tape_is_not_replaced() {
         assert!(status == 400 && body.contains(text), "{status} {body}");
     }
 }
+
+/// The client sends `retry` 0 always, which is the number of the VO: without one there is no further attempt.
+#[test]
+fn a_job_tries_again_as_often_as_it_or_its_vo_asks_for() {
+    let serve = Serve::start();
+    // A failure that another attempt could mend.
+    let fails = |name: &str| json!([file("mock://a.example/f?size=1", &format!("mock://{name}/f?transfer_errno=5"))]);
+    // Each endpoint is of one job: the service pauses those that fail.
+    let attempts = |name: &str, mut params: Value| {
+        params["retry_delay"] = json!(1);
+        let id = submit(&serve, &fails(name), &params);
+        assert_eq!(states(&serve, &id), ["FAILED"]);
+        files_of(&serve, &id)[0]["retry"].as_u64().unwrap()
+    };
+    assert_eq!(attempts("none.example", json!({})), 1);
+    assert_eq!(attempts("zero.example", json!({"retry": 0})), 1);
+    assert_eq!(attempts("below.example", json!({"retry": -1})), 1);
+    assert_eq!(attempts("one.example", json!({"retry": 1})), 2);
+    let ends = ["mock://a.example/f?size=1", "mock://client.example/f?transfer_errno=5"];
+    let said = serve.client("fts-rest-transfer-submit", &["-b", "-i", "1", ends[0], ends[1]]).run();
+    assert!(said.stdout.contains("FAILED"), "the client waits for no second attempt: {said:?}");
+    let (_, whoami) = serve.request("GET", "/whoami", "");
+    let whoami: Value = serde_json::from_str(&whoami).unwrap();
+    serve.sterna(&["config", "vo", whoami["vos"][0].as_str().unwrap(), "--retries", "2"]).succeed();
+    assert_eq!(attempts("vo.example", json!({"retry": 0})), 3);
+    assert_eq!(attempts("not.example", json!({"retry": -1})), 1);
+    // A job of the native interface has the default of the service without one of its own.
+    serve.sterna(&["config", "vo", whoami["vos"][0].as_str().unwrap(), "--retries", "default"]).succeed();
+    let id = serve.sterna(&["submit", "mock://a.example/f?size=1", "mock://native.example/f?transfer_errno=5"]).succeed();
+    let (mut failures, mut state) = (0, String::new());
+    while failures == 0 {
+        let (_, body) = serve.request("GET", &format!("/api/v1/jobs/{}/files", id.trim()), "");
+        let files: Value = serde_json::from_str(&body).unwrap();
+        failures = files["files"][0]["failures"].as_u64().unwrap();
+        state = files["files"][0]["state"].as_str().unwrap().to_owned();
+    }
+    assert_eq!(state, "waiting", "for its second attempt");
+}

@@ -77,7 +77,11 @@ const PARAMS: [(&str, Kind, &str); 31] = [
     ),
     ("overwrite_hop", Kind::Flag, "A destination that exists is replaced by every hop but the last. Needs multihop"),
     ("priority", Kind::Integer, "Priority, from 1 to 5, the highest; others count as the nearest; 3 without it"),
-    ("retry", Kind::Integer, "Maximum number of further attempts of a file; 0: that of the service; below 0: none"),
+    (
+        "retry",
+        Kind::Integer,
+        "Maximum number of further attempts of a file; 0: that of the VO, and without one none; below 0: none",
+    ),
     ("retry_delay", Kind::Integer, "First wait before another attempt, in seconds"),
     ("max_time_in_queue", Kind::Integer, "Maximum time in the queue: hours, or a number with s, m, h or d"),
     ("timeout", Kind::Integer, "Time limit of an attempt, in seconds"),

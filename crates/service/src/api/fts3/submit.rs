@@ -24,6 +24,9 @@ const STAGING_METADATA_BYTES_MAX: usize = 1024;
 /// Strategy of a file that names none. Source: FTS3.
 const STRATEGY_DEFAULT: &str = "auto";
 
+/// Further attempts of a file of a job that asks for none, in a virtual organisation without a default. Source: FTS3.
+const RETRIES_DEFAULT: u32 = 0;
+
 /// Beginnings of locations at storages that can report whether a file is on tape. Source: FTS3.
 const TAPE_SCHEMES: [&str; 3] = ["https://", "davs://", "mock://"];
 
@@ -182,7 +185,17 @@ pub fn read(body: &[u8], caller: &Caller) -> Result<Submission, Failed> {
         (false, true) => JobKind::Reuse,
         (false, false) => JobKind::Files,
     };
-    Ok(Submission { id, kind, priority, queue_time, options, metadata, idempotency_key: None, entries })
+    Ok(Submission {
+        id,
+        kind,
+        priority,
+        queue_time,
+        options,
+        retries_else: Some(RETRIES_DEFAULT),
+        metadata,
+        idempotency_key: None,
+        entries,
+    })
 }
 
 /// Adds the entries of a file: one for each destination, with all sources. Returns true if there are several sources.
@@ -340,7 +353,7 @@ fn options(params: &Object<'_>, job_type: &str, entries: &[Entry]) -> Result<Job
         checksum,
         overwrite: overwriting.policy,
         overwrites_before: overwriting.before,
-        // 0: the default of the service; below 0: none.
+        // 0: the default of the virtual organisation; below 0: none.
         retries: (retry != 0).then(|| u32::try_from(retry).unwrap_or(0)),
         retry_wait_s: u32::try_from(retry_delay).ok().filter(|delay| *delay > 0),
         timeout_s: params.count("timeout")?.filter(|timeout| *timeout > 0),

@@ -197,6 +197,7 @@ impl NewJob {
             priority: self.priority,
             queue_time: self.queue_time_s.map(std::time::Duration::from_secs),
             options,
+            retries_else: None,
             metadata: self.metadata,
             idempotency_key,
             entries,
