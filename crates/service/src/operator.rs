@@ -27,6 +27,9 @@ use crate::store::{Audit, Change, Changed, Event, FileFilter, JobFilter, Setting
 /// Maximum bytes of a setting. Reason: names and numbers; a larger one is a mistake.
 const SETTING_BYTES_MAX: usize = 64 << 10;
 
+/// Maximum number of files that a ban changes in one transaction. Reason: other writes wait some 10 ms meanwhile.
+const CHANGED_TOGETHER_MAX: usize = 1000;
+
 fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
 }
@@ -277,45 +280,84 @@ impl Service {
         let from = FileFilter { source_endpoint: Some(endpoint.to_owned()), ..filter.clone() };
         let to = FileFilter { destination_endpoint: Some(endpoint.to_owned()), ..filter };
         let mut files = self.store().files(from).await?;
-        let known: Vec<_> = files.iter().map(|file| file.number).collect();
-        files.extend(self.store().files(to).await?.into_iter().filter(|file| !known.contains(&file.number)));
+        // A file from the endpoint to itself is in both lists.
+        files.extend(self.store().files(to).await?.into_iter().filter(|file| file.new.source_endpoint != endpoint));
         Ok(files)
     }
 
+    /// Cancels files whose endpoint was banned.
     async fn cancel_all(&self, files: Vec<File>, reason: &str) -> Result<(), Error> {
-        let applied = self.applied();
-        for file in files {
-            // The next replica of the entry goes on, unless it is at the same endpoint: then the ban cancels it too.
-            let siblings = FileFilter {
-                jobs: vec![file.job],
-                entry: Some(file.new.entry),
-                states: vec![FileState::Reserved],
-                ..FileFilter::default()
+        for files in files.chunks(CHANGED_TOGETHER_MAX) {
+            let successors = self.successors_of(files).await?;
+            let successor_of = |file: &File| successors.get(&(file.job, file.new.entry)).copied();
+            let at = now();
+            let change = |file: &File| {
+                let what = Event::Cancels { reason: reason.to_owned(), successor: successor_of(file) };
+                Change { file: file.number, from: file.state, of_worker: None, what, at }
             };
-            let siblings = self.store().files(siblings).await?;
-            let successor = siblings.iter().find(|file| {
-                let ends = [&file.new.source_endpoint, &file.new.destination_endpoint];
-                !ends.into_iter().any(|endpoint| applied.bans.contains_key(endpoint))
-            });
-            self.cancel_file(&file, reason, successor.map(|file| file.number)).await?;
+            let changed = self.store().change(files.iter().map(change).collect()).await?;
+            let (mut cancelled, mut waits) = (Vec::with_capacity(files.len()), Vec::new());
+            let mut moved_on = Vec::new();
+            for (file, changed) in files.iter().zip(changed) {
+                match changed {
+                    Changed::Done { waiting, .. } => {
+                        cancelled.push(file.number);
+                        waits.extend(waiting);
+                    }
+                    Changed::Conflict => moved_on.push(file),
+                }
+            }
+            self.handle_waiting(waits);
+            self.handle_cancelled(cancelled);
+            // These started, were held or ended since they were read.
+            for file in moved_on {
+                self.cancel_file(file, reason, successor_of(file)).await?;
+            }
         }
         Ok(())
     }
 
-    async fn change_all(&self, files: Vec<(FileNumber, FileState)>, what: Event) -> Result<(), Error> {
-        let at = now();
-        let change = |(file, from)| Change { file, from, of_worker: None, what: what.clone(), at };
-        let changed = self.store().change(files.into_iter().map(change).collect()).await?;
-        let (mut waiting, mut held) = (Vec::new(), Vec::new());
-        for changed in changed {
-            match changed {
-                Changed::Done { file, .. } if file.state == FileState::Waiting => waiting.push(*file),
-                Changed::Done { file, .. } => held.push(file.number),
-                Changed::Conflict => {}
+    /// Returns for each entry of files the replica that goes next: none that is at a banned endpoint too.
+    async fn successors_of(&self, files: &[File]) -> Result<BTreeMap<(Uuid, u64), FileNumber>, Error> {
+        // Only files with replicas have a strategy.
+        let replicated = files.iter().filter(|file| file.new.strategy.is_some());
+        let entries: Vec<(Uuid, u64)> = replicated.map(|file| (file.job, file.new.entry)).collect();
+        let mut successors = BTreeMap::new();
+        if entries.is_empty() {
+            return Ok(successors);
+        }
+        let filter = FileFilter { entries, states: vec![FileState::Reserved], ..FileFilter::default() };
+        let applied = self.applied();
+        for file in self.store().files(filter).await? {
+            let ends = [&file.new.source_endpoint, &file.new.destination_endpoint];
+            if !ends.into_iter().any(|endpoint| applied.bans.contains_key(endpoint)) {
+                successors.entry((file.job, file.new.entry)).or_insert(file.number);
             }
         }
-        self.handle_waiting(waiting);
-        self.handle_cancelled(held);
+        Ok(successors)
+    }
+
+    async fn change_all(&self, files: Vec<(FileNumber, FileState)>, what: Event) -> Result<(), Error> {
+        for files in files.chunks(CHANGED_TOGETHER_MAX) {
+            let at = now();
+            let change = |(file, from): &(FileNumber, FileState)| Change {
+                file: *file,
+                from: *from,
+                of_worker: None,
+                what: what.clone(),
+                at,
+            };
+            let (mut waiting, mut held) = (Vec::new(), Vec::new());
+            for changed in self.store().change(files.iter().map(change).collect()).await? {
+                match changed {
+                    Changed::Done { file, .. } if file.state == FileState::Waiting => waiting.push(*file),
+                    Changed::Done { file, .. } => held.push(file.number),
+                    Changed::Conflict => {}
+                }
+            }
+            self.handle_waiting(waiting);
+            self.handle_cancelled(held);
+        }
         Ok(())
     }
 

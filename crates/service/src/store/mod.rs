@@ -161,6 +161,8 @@ pub struct FileFilter {
     pub jobs: Vec<Uuid>,
     /// Entry of the job.
     pub entry: Option<u64>,
+    /// Entries, each of a job.
+    pub entries: Vec<(Uuid, u64)>,
     /// States; empty: all.
     pub states: Vec<FileState>,
     /// Virtual organisation.

@@ -690,6 +690,13 @@ impl Store for SqliteStore {
             if let Some(entry) = filter.entry {
                 query.push(" AND entry = ").push_bind(signed(entry));
             }
+            if !filter.entries.is_empty() {
+                query.push(" AND (job, entry) IN (");
+                query.push_values(&filter.entries, |mut row, (job, entry)| {
+                    row.push_bind(job.to_string()).push_bind(signed(*entry));
+                });
+                query.push(")");
+            }
             push_is(&mut query, "vo", &filter.vo);
             push_is(&mut query, "source_endpoint", &filter.source_endpoint);
             push_is(&mut query, "destination_endpoint", &filter.destination_endpoint);

@@ -267,3 +267,46 @@ fn a_foreign_certificate_is_named_at_either_end() {
     let said = fail(&serve, &["list", "--capath", directory.path().to_str().unwrap()], 6);
     assert!(said.contains("no authority in ") && said.contains("--capath DIR"), "{said}");
 }
+
+/// The files are more than go into one transaction. An entry with a replica elsewhere goes on there, and one whose other
+/// replica is banned too ends.
+#[test]
+fn a_ban_ends_every_file_of_an_endpoint_but_those_with_another_replica() {
+    const PLAIN: usize = 2500;
+    let serve = Serve::start();
+    let directory = tempfile::tempdir().unwrap();
+    let manifest = directory.path().join("manifest");
+    let mut lines = String::from("{\"retries\": 0}\n");
+    let mut add = |sources: &[&str], name: &str| {
+        let sources: Vec<String> = sources.iter().map(|host| format!("\"mock://{host}.example/{name}?size=1\"")).collect();
+        let destination = format!("mock://to.example/{name}?time=600&size_post=1");
+        lines.push_str(&format!("{{\"sources\": [{}], \"destination\": \"{destination}\", \"strategy\": \"orderly\"}}\n", sources.join(", ")));
+    };
+    (0..PLAIN).for_each(|number| add(&["bad"], &number.to_string()));
+    add(&["bad", "good"], "elsewhere");
+    add(&["bad", "worse"], "nowhere");
+    add(&["good"], "untouched");
+    std::fs::write(&manifest, lines).unwrap();
+    serve.sterna(&["ban", "mock://worse.example", "--wait"]).succeed();
+    let id = submit(&serve, &["--from", manifest.to_str().unwrap()]);
+    assert_eq!(serve.sterna(&["ban", "mock://bad.example"]).succeed(), format!("{id}\n"));
+    let pages = serve.sterna(&["status", &id, "--files", "--json"]).succeed();
+    let files: Vec<Value> =
+        pages.lines().skip(1).flat_map(|page| json(page)["files"].as_array().unwrap().clone()).collect();
+    assert_eq!(files.len(), PLAIN + 5);
+    for file in files {
+        let (source, name) = (file["source"].as_str().unwrap(), file["destination"].as_str().unwrap());
+        let state = file["state"].as_str().unwrap();
+        let expected: &[&str] = match source.split(['/', '.']).nth(2).unwrap() {
+            "bad" => &["cancelled"],
+            "worse" => &["reserved"],
+            _ => &["waiting", "active"],
+        };
+        assert!(expected.contains(&state), "{source} {name}: {state}");
+        if state == "cancelled" {
+            assert_eq!(file["failure"]["text"], "Storage banned", "{file}");
+        }
+    }
+    let entries = &json(pages.lines().next().unwrap())["entries"];
+    assert_eq!((&entries["cancelled"], &entries["all"]), (&(PLAIN + 1).into(), &(PLAIN + 3).into()), "{entries}");
+}
