@@ -442,6 +442,26 @@ async fn the_feed_has_every_change_once_and_in_order() {
 }
 
 #[tokio::test]
+async fn the_feed_has_the_end_of_every_file_of_a_cancelled_job() {
+    let opened = open().await;
+    let store = &*opened.store;
+    assert_eq!(store.feed_end().await.unwrap(), 0);
+    store.submit(job(1), (0..3).map(|entry| file(entry, entry == 2)).collect(), true).await.unwrap();
+    let files = files_of(store, 1).await;
+    change(store, &files[0], FileState::Waiting, starts()).await;
+    change(store, &files[0], FileState::Active, finishes()).await;
+    let before = store.feed_end().await.unwrap();
+    assert_eq!(before, store.feed(0, 100).await.unwrap().last().unwrap().sequence);
+    store.cancel(Uuid::from_u128(1), "why".to_owned(), NOW).await.unwrap();
+    let feed = store.feed(before, 100).await.unwrap();
+    let seen: Vec<_> = feed.iter().map(|one| (one.file, one.state)).collect();
+    let ended = |file: &File| (Some((file.number, FileState::Cancelled)), None);
+    assert_eq!(seen, [ended(&files[1]), ended(&files[2]), (None, Some(JobState::Cancelled))], "the job comes last");
+    store.cancel(Uuid::from_u128(1), "again".to_owned(), NOW).await.unwrap();
+    assert_eq!(store.feed_end().await.unwrap(), feed.last().unwrap().sequence, "nothing is recorded twice");
+}
+
+#[tokio::test]
 async fn settings_are_replaced_and_audited() {
     let opened = open().await;
     let store = &*opened.store;

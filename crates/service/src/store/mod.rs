@@ -311,6 +311,9 @@ pub trait Store: Send + Sync {
     /// Returns changes after a cursor.
     fn feed(&self, after: u64, limit: u32) -> Stored<'_, Vec<Feed>>;
 
+    /// Returns the cursor of the last change; 0 without any.
+    fn feed_end(&self) -> Stored<'_, u64>;
+
     /// Returns all settings of a kind, by name.
     fn settings(&self, kind: &str) -> Stored<'_, Vec<Setting>>;
 

@@ -557,6 +557,12 @@ async fn cancel(
     if changed.bind(at.0).bind(reason).bind(&id).execute(&mut *connection).await?.rows_affected() == 0 {
         return Ok(None);
     }
+    // Before the files lose their states, by which they are found. A follower sees them end before their job.
+    let recorded = sqlx::query(
+        "INSERT INTO changes (at, job, file, file_state) SELECT ?1, job, number, 'cancelled' FROM files \
+         WHERE job = ?2 AND state IN ('waiting', 'reserved', 'held', 'active') ORDER BY number",
+    );
+    recorded.bind(at.0).bind(&id).execute(&mut *connection).await?;
     let failure = Failure::from(&Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, reason));
     let rows = sqlx::query(
         "UPDATE files SET state = 'cancelled', finished = ?, failure = ? \
@@ -822,6 +828,14 @@ impl Store for SqliteStore {
             };
             let rows = rows.and_then(|rows| rows.iter().map(entry).collect());
             rows.map_err(|e| failure("read changes from the database", e))
+        })
+    }
+
+    fn feed_end(&self) -> Stored<'_, u64> {
+        Box::pin(async move {
+            let query = sqlx::query("SELECT COALESCE(MAX(sequence), 0) AS sequence FROM changes");
+            let row = query.fetch_one(&self.readers).await.and_then(|row| count_of(&row, "sequence"));
+            row.map_err(|e| failure("read changes from the database", e))
         })
     }
 

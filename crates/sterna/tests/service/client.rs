@@ -50,6 +50,28 @@ impl Run {
     }
 }
 
+/// Stream of events that is open.
+pub struct Events {
+    process: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Events {
+    /// Returns the data of the next event.
+    pub fn next(&mut self) -> Value {
+        let line = self.lines.by_ref().map(Result::unwrap).find(|line| line.starts_with("data:"));
+        let line = line.unwrap_or_else(|| panic!("the stream has ended"));
+        serde_json::from_str(line.trim_start_matches("data:")).unwrap_or_else(|e| panic!("{e}: {line}"))
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 /// Client that will run.
 pub struct Client(Command);
 
@@ -214,6 +236,18 @@ impl Serve {
     /// Sends a request with a token.
     pub fn request_with_token(&self, token: &str, method: &str, path: &str) -> (u16, String) {
         self.send(method, path, "", &["-H", &format!("Authorization: Bearer {token}")])
+    }
+
+    /// Opens a stream of events, and reads the head of the reply. Returns the lines that follow.
+    pub fn events(&self, path: &str) -> Events {
+        let mut command = Command::new("curl");
+        command.args(["-sS", "-N", "-i", "-H", "Accept: text/event-stream", "--capath", &self.capath]);
+        command.args(["--cert", &self.cert, "--key", &self.key]).arg(format!("{}{path}", self.url));
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let head: Vec<String> = lines.by_ref().map(Result::unwrap).take_while(|line| !line.is_empty()).collect();
+        assert!(head.iter().any(|line| line.contains("text/event-stream")), "{head:?}");
+        Events { process, lines }
     }
 
     /// Sends a request without a certificate.

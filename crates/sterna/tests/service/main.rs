@@ -8,6 +8,7 @@ mod agents;
 mod client;
 mod commands;
 mod config;
+mod feed;
 mod hostile;
 mod http;
 mod people;

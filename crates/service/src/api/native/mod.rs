@@ -44,6 +44,9 @@ use types::{Change, Changes, FileDetails, FileList, FileView, JobList, JobView, 
 /// Beginning of the paths of this interface.
 pub const PREFIX: &str = "/api/v1/";
 
+/// Number of digits that a cursor stays below. Reason: databases have signed integers of 19 digits.
+const CURSOR_DIGITS_MAX: usize = 19;
+
 /// Time between two looks for new changes. Reason: people and dashboards see a change within half a second.
 const CHANGES_EVERY: Duration = Duration::from_millis(500);
 
@@ -289,12 +292,40 @@ fn why(app: &App, file: &File) -> Option<Waiting> {
     Some(waiting)
 }
 
+/// Word for the cursor of the last change.
+const LATEST: &str = "latest";
+
+/// Place in the change feed.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+enum After {
+    Cursor(u64),
+    Latest,
+}
+
+impl TryFrom<String> for After {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.as_str() {
+            LATEST => Ok(Self::Latest),
+            digits => {
+                let is_plain = digits.len() < CURSOR_DIGITS_MAX && digits.bytes().all(|byte| byte.is_ascii_digit());
+                let cursor = digits.parse().ok().filter(|_| is_plain);
+                cursor.map(Self::Cursor).ok_or_else(|| format!("after={text}: expected a cursor, or {LATEST}"))
+            }
+        }
+    }
+}
+
 /// Selection of changes.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 struct ChangeQuery {
-    /// Cursor: changes after this one. 0: from the first one that is kept.
-    after: Option<u64>,
+    /// Cursor: changes after this one. 0 or nothing: from the first one that is kept. `latest`: only changes from now
+    /// on; the reply has the cursor for the next request. `Last-Event-ID` of a stream goes first.
+    #[param(value_type = Option<String>, pattern = "^(latest|[0-9]{1,18})$")]
+    after: Option<After>,
     /// Maximum number of changes, from 1 to 1000.
     limit: Option<u32>,
 }
@@ -323,7 +354,12 @@ async fn changes(
     let limit = page(query.limit)?;
     // A client that lost its connection says where it was.
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).and_then(|value| value.parse().ok());
-    let after = last.or(query.after).unwrap_or(0);
+    let after = match (last, query.after) {
+        (Some(last), _) => last,
+        (None, Some(After::Latest)) => app.service.store().feed_end().await?,
+        (None, Some(After::Cursor(cursor))) => cursor,
+        (None, None) => 0,
+    };
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !accepts.contains("text/event-stream") {
         let (changes, cursor) = visible(&app, &caller, after, limit).await?;
