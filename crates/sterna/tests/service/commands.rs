@@ -278,9 +278,13 @@ fn a_ban_ends_every_file_of_an_endpoint_but_those_with_another_replica() {
     let manifest = directory.path().join("manifest");
     let mut lines = String::from("{\"retries\": 0}\n");
     let mut add = |sources: &[&str], name: &str| {
-        let sources: Vec<String> = sources.iter().map(|host| format!("\"mock://{host}.example/{name}?size=1\"")).collect();
+        let sources: Vec<String> =
+            sources.iter().map(|host| format!("\"mock://{host}.example/{name}?size=1\"")).collect();
         let destination = format!("mock://to.example/{name}?time=600&size_post=1");
-        lines.push_str(&format!("{{\"sources\": [{}], \"destination\": \"{destination}\", \"strategy\": \"orderly\"}}\n", sources.join(", ")));
+        lines.push_str(&format!(
+            "{{\"sources\": [{}], \"destination\": \"{destination}\", \"strategy\": \"orderly\"}}\n",
+            sources.join(", ")
+        ));
     };
     (0..PLAIN).for_each(|number| add(&["bad"], &number.to_string()));
     add(&["bad", "good"], "elsewhere");

@@ -6,10 +6,9 @@ use crate::client::Serve;
 
 /// Submits a job of three files that take long. Returns its identifier.
 fn submit_slow(serve: &Serve) -> String {
-    let file = |name: &str| {
-        json!({"sources": ["mock://a.example/f?size=1"], "destination": format!("mock://b.example/{name}?time=600")})
-    };
-    let (status, body) = serve.request("POST", "/api/v1/jobs", &json!({"files": ["x", "y", "z"].map(file)}).to_string());
+    let file = |name: &str| json!({"sources": ["mock://a.example/f?size=1"], "destination": format!("mock://b.example/{name}?time=600")});
+    let (status, body) =
+        serve.request("POST", "/api/v1/jobs", &json!({"files": ["x", "y", "z"].map(file)}).to_string());
     assert_eq!(status, 201, "{body}");
     serde_json::from_str::<Value>(&body).unwrap()["id"].as_str().unwrap().to_owned()
 }

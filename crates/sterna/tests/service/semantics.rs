@@ -106,7 +106,8 @@ fn a_job_tries_again_as_often_as_it_or_its_vo_asks_for() {
     assert_eq!(attempts("not.example", json!({"retry": -1})), 1);
     // A job of the native interface has the default of the service without one of its own.
     serve.sterna(&["config", "vo", whoami["vos"][0].as_str().unwrap(), "--retries", "default"]).succeed();
-    let id = serve.sterna(&["submit", "mock://a.example/f?size=1", "mock://native.example/f?transfer_errno=5"]).succeed();
+    let id =
+        serve.sterna(&["submit", "mock://a.example/f?size=1", "mock://native.example/f?transfer_errno=5"]).succeed();
     let (mut failures, mut state) = (0, String::new());
     while failures == 0 {
         let (_, body) = serve.request("GET", &format!("/api/v1/jobs/{}/files", id.trim()), "");
@@ -115,4 +116,75 @@ fn a_job_tries_again_as_often_as_it_or_its_vo_asks_for() {
         state = files["files"][0]["state"].as_str().unwrap().to_owned();
     }
     assert_eq!(state, "waiting", "for its second attempt");
+}
+
+/// A job that would go on anonymously is refused, so that the client delegates.
+#[test]
+fn a_job_without_the_proxy_that_its_storages_need_is_refused() {
+    let mut serve = Serve::start();
+    let needs = json!({"files": [file("https://a.invalid/f", "davs://b.invalid/f")], "params": {"retry": -1}});
+    let post = |serve: &Serve, body: &Value| serve.request("POST", "/jobs", &body.to_string());
+    assert_eq!(post(&serve, &needs).0, 200, "proxies are not asked for");
+    let nowhere = serve.state_dir().join("nowhere");
+    serve.restart_with(("SSL_CERT_DIR", &nowhere), "[storages]\ndelegation = true\n");
+    let assert_refused = |serve: &Serve, text: &str| {
+        for method in ["POST", "PUT"] {
+            let (status, body) = serve.request(method, "/jobs", &needs.to_string());
+            let reply: Value = serde_json::from_str(&body).unwrap();
+            assert_eq!((status, &reply["status"]), (419, &"419 Authentication Timeout".into()), "{body}");
+            assert!(reply["message"].as_str().unwrap().starts_with(text), "{body}");
+        }
+    };
+    assert_refused(&serve, "No delegation found for \"/");
+    let mut one_token = needs.clone();
+    one_token["files"][0]["source_tokens"] = json!(["x"]);
+    assert_eq!(post(&serve, &one_token).0, 419, "the other storage would see nobody");
+    let mut tokens = one_token.clone();
+    tokens["files"][0]["destination_tokens"] = json!(["y"]);
+    assert_eq!(post(&serve, &tokens).0, 200, "tokens are enough");
+    let plain = json!({"files": [file("http://a.invalid/f", "mock://b.invalid/f")], "params": {"retry": -1}});
+    assert_eq!(post(&serve, &plain).0, 200, "there is nobody to show a certificate to");
+    let script = r#"
+import datetime, sys
+import fts3.rest.client.easy as fts3
+from fts3.rest.client.exceptions import NeedDelegation
+from fts3.rest.client.submitter import Submitter
+endpoint, cert, key, capath, minutes = sys.argv[1:6]
+context = fts3.Context(endpoint, ucert=cert, ukey=key, verify=True, capath=capath)
+job = fts3.new_job([fts3.new_transfer("https://a.invalid/f", "davs://b.invalid/f")])
+try:
+    Submitter(context).submit(transfers=job["files"], params=job["params"])
+except NeedDelegation:
+    fts3.delegate(context, lifetime=datetime.timedelta(minutes=int(minutes)), force=True)
+    print("delegated")
+"#;
+    assert_eq!(serve.python(script, &["30"]).succeed(), "delegated\n");
+    assert_refused(&serve, "The delegated credentials has less than one hour left (");
+    let database = serve.state_dir().join("service/sterna.db");
+    let age = "import sqlite3, sys; base = sqlite3.connect(sys.argv[1], timeout=60); \
+        base.execute('UPDATE proxies SET expires = 1'); base.commit()";
+    let aged = std::process::Command::new("python3").args(["-c", age]).arg(database).status();
+    assert!(aged.unwrap().success());
+    assert_refused(&serve, "The delegated credentials expired ");
+    assert_eq!(serve.python(script, &["120"]).succeed(), "delegated\n");
+    assert_eq!(post(&serve, &needs).0, 200);
+    assert_eq!(serve.python(script, &["120"]).succeed(), "", "the proxy is there");
+}
+
+/// The bindings give up after 30 s.
+#[test]
+fn the_bindings_submit_and_cancel_many_files_before_they_give_up() {
+    let serve = Serve::start();
+    let script = r#"
+import json, sys
+import fts3.rest.client.easy as fts3
+endpoint, cert, key, capath = sys.argv[1:5]
+context = fts3.Context(endpoint, ucert=cert, ukey=key, verify=True, capath=capath)
+transfers = [fts3.new_transfer("mock://a.example/%d?size=1" % n, "mock://b.example/%d?time=600" % n) for n in range(20000)]
+job = fts3.submit(context, fts3.new_job(transfers))
+files = fts3.get_jobs_statuses(context, [job], list_files=True)
+files = (files if isinstance(files, list) else [files])[0]["files"]
+print(len(files), fts3.cancel(context, job))
+"#;
+    assert_eq!(serve.python(script, &[]).succeed(), "20000 CANCELED\n");
 }

@@ -6,9 +6,11 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use hyper::ext::ReasonPhrase;
 use serde_json::Value;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
+use super::proxies::{NEEDS_DELEGATION, NEEDS_DELEGATION_REASON};
 use super::types::{Failure, fields};
 use crate::api::app::{caller_of, status_of};
 use crate::api::description::failures;
@@ -34,9 +36,16 @@ impl From<Error> for Failed {
 
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
-        let reason = self.status.canonical_reason().unwrap_or("Error");
+        let is_delegation = self.status.as_u16() == NEEDS_DELEGATION;
+        let reason =
+            if is_delegation { NEEDS_DELEGATION_REASON } else { self.status.canonical_reason().unwrap_or("Error") };
         let status = format!("{} {reason}", self.status.as_u16());
-        json_reply(self.status, &Value::Object(fields(&Failure { status, message: self.message })))
+        let mut reply = json_reply(self.status, &Value::Object(fields(&Failure { status, message: self.message })));
+        if is_delegation {
+            // No list of the HTTP library has it.
+            reply.extensions_mut().insert(ReasonPhrase::from_static(NEEDS_DELEGATION_REASON.as_bytes()));
+        }
+        reply
     }
 }
 

@@ -30,6 +30,7 @@ use crate::store::JobFilter;
 mod answer;
 mod config;
 mod history;
+mod proxies;
 mod reply;
 mod schema;
 mod submit;
@@ -333,12 +334,14 @@ async fn delegation(caller: Caller, State(app): State<App>, Path(id): Path<Strin
     responses(
         (status = 200, description = "The job is on disk", body = SubmittedJob),
         (status = 409, description = "The identifier is taken", body = Failure),
+        (status = 419, description = "The storages need a proxy, and none is delegated", body = Failure),
         Refusals,
     )
 )]
 async fn submit(caller: Caller, State(app): State<App>, Whole(body): Large) -> Reply {
     caller.check_level(Operation::Transfer, Level::Own)?;
     let submission = submit::read(&body, &caller)?;
+    proxies::check(&caller, &app, &submission).await?;
     let id = app.service.submit(&caller, submission).await?;
     Ok(json_reply(StatusCode::OK, &Value::Object(types::fields(&SubmittedJob { job_id: id.to_string() }))))
 }
@@ -351,6 +354,7 @@ async fn submit(caller: Caller, State(app): State<App>, Whole(body): Large) -> R
     responses(
         (status = 200, description = "The job is on disk", body = SubmittedJob),
         (status = 409, description = "The identifier is taken", body = Failure),
+        (status = 419, description = "The storages need a proxy, and none is delegated", body = Failure),
         Refusals,
     )
 )]

@@ -441,9 +441,9 @@ fn check_disk(params: &Object<'_>, entries: &[Entry], is_multihop: bool) -> Resu
     let reports = |location: &str| TAPE_SCHEMES.iter().any(|scheme| location.starts_with(scheme));
     match pairs.all(|pair| reports(&pair.destination)) {
         true => Ok(()),
-        false => Err(bad(
-            "'overwrite-when-only-on-disk' requires destination to be HTTPs endpoint (Tape REST API required)",
-        )),
+        false => {
+            Err(bad("'overwrite-when-only-on-disk' requires destination to be HTTPs endpoint (Tape REST API required)"))
+        }
     }
 }
 
