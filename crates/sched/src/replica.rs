@@ -53,6 +53,17 @@ const NAMES: [(&str, Strategy); 11] = [
 ];
 
 impl Strategy {
+    /// Names in requests, without other names of the same strategy.
+    pub const NAMES: [&str; 10] = {
+        let mut names = [""; 10];
+        let mut index = 0;
+        while index < names.len() {
+            names[index] = NAMES[index].0;
+            index += 1;
+        }
+        names
+    };
+
     /// Returns the strategy of this name; `None` for an unknown name.
     pub fn by_name(name: &str) -> Option<Self> {
         NAMES.iter().find(|(known, _)| *known == name).map(|(_, strategy)| *strategy)

@@ -323,6 +323,60 @@ impl Service {
         jobs.into_iter().next().unwrap_or_else(|| Err(no_job(id)))
     }
 
+    /// Returns one job, also from the archive, and true if it is there. Errors: `NotFound`, `Denied`.
+    pub async fn job_of_any_age(&self, caller: &Caller, id: &str) -> Result<(Job, bool), Error> {
+        match self.job(caller, id).await {
+            Ok(job) => Ok((job, false)),
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                let Ok(parsed) = Uuid::try_parse(id) else { return Err(error) };
+                let filter = JobFilter { ids: vec![parsed], is_archived: true, ..JobFilter::default() };
+                let job = self.store().jobs(filter).await?.pop().ok_or(error)?;
+                caller.check(Operation::Transfer, &job.new.owner).map(|()| (job, true))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns one file, also from the archive. Errors: `NotFound`, also if the caller may not see its job.
+    pub async fn file_of_any_age(&self, caller: &Caller, number: &str) -> Result<File, Error> {
+        let missing = || {
+            let text = format!("there is no file {number}");
+            Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text)
+        };
+        let parsed = number.parse().map(FileNumber).map_err(|_| missing())?;
+        let filter = FileFilter { numbers: vec![parsed], ..FileFilter::default() };
+        let mut found = self.store().files(filter.clone()).await?;
+        if found.is_empty() {
+            found = self.store().files(FileFilter { is_archived: true, ..filter }).await?;
+        }
+        let file = found.pop().ok_or_else(missing)?;
+        match self.job_of_any_age(caller, &file.job.to_string()).await {
+            Ok(_) => Ok(file),
+            // Who may not see the job learns nothing about the file.
+            Err(error) if error.kind == ErrorKind::Denied => Err(missing()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Cancels one file. Returns it, and true if it had ended before.
+    ///
+    /// Errors: `NotFound`; `Usage`, for a replica or a hop that waits for another file: its entry goes on without it.
+    pub async fn cancel_one(&self, caller: &Caller, number: &str) -> Result<(File, bool), Error> {
+        let file = self.file_of_any_age(caller, number).await?;
+        if file.state.is_final() {
+            return Ok((file, true));
+        }
+        if file.state == FileState::Reserved {
+            let text = format!(
+                "file {number} waits for another replica or an earlier hop: cancel the file that goes first, or the job"
+            );
+            return Err(usage(text));
+        }
+        let state = self.cancel_file(&file, CANCELLED_BY_USER, None).await?;
+        let after = self.file_of_any_age(caller, number).await?;
+        Ok((after, state != FileState::Cancelled))
+    }
+
     /// Returns the files of a job. Errors: `NotFound`, `Denied`.
     pub async fn files(&self, caller: &Caller, id: &str) -> Result<Vec<File>, Error> {
         let job = self.job(caller, id).await?;

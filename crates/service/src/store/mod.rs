@@ -148,6 +148,10 @@ pub struct JobFilter {
     pub destination_endpoint: Option<String>,
     /// Earliest submission.
     pub since: Option<UnixTime>,
+    /// Jobs that were submitted before this one.
+    pub before: Option<Uuid>,
+    /// Jobs of the archive instead of the others.
+    pub is_archived: bool,
     /// Maximum number of jobs.
     pub limit: Option<u32>,
 }
@@ -177,6 +181,8 @@ pub struct FileFilter {
     pub worker: Option<String>,
     /// Files after this number.
     pub after: Option<FileNumber>,
+    /// Files of the archive instead of the others.
+    pub is_archived: bool,
     /// Maximum number of files.
     pub limit: Option<u32>,
 }
@@ -301,7 +307,7 @@ pub trait Store: Send + Sync {
     /// Returns files that wait or are held after the time that their jobs allow.
     fn expired(&self, now: UnixTime) -> Stored<'_, Vec<File>>;
 
-    /// Returns the failed attempts of a file.
+    /// Returns the failed attempts of a file, also of one in the archive.
     fn attempts(&self, file: FileNumber) -> Stored<'_, Vec<Attempt>>;
 
     /// Returns the outcomes of attempts that ended after a time, in order of time: the latest `limit`. Those of archived

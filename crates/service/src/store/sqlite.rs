@@ -657,11 +657,18 @@ impl Store for SqliteStore {
 
     fn jobs(&self, filter: JobFilter) -> Stored<'_, Vec<Job>> {
         Box::pin(async move {
-            let mut query = QueryBuilder::new(format!("SELECT {JOB_COLUMNS} FROM jobs WHERE 1"));
+            let table = if filter.is_archived { "jobs_archive" } else { "jobs" };
+            let mut query = QueryBuilder::new(format!("SELECT {JOB_COLUMNS} FROM {table} WHERE 1"));
             push_in(&mut query, "id", &filter.ids, Uuid::to_string);
             push_in(&mut query, "state", &filter.states, |state| state.name().to_owned());
-            if filter.ids.is_empty() && filter.states.is_empty() {
+            if filter.ids.is_empty() && filter.states.is_empty() && !filter.is_archived {
                 query.push(" AND finished IS NULL");
+            }
+            if let Some(before) = filter.before {
+                // It may have gone to the archive since the last page.
+                query.push(" AND number < COALESCE((SELECT number FROM jobs WHERE id = ").push_bind(before.to_string());
+                query.push("), (SELECT number FROM jobs_archive WHERE id = ").push_bind(before.to_string());
+                query.push("), 0)");
             }
             push_is(&mut query, "vo", &filter.vo);
             push_is(&mut query, "credential", &filter.credential);
@@ -682,7 +689,8 @@ impl Store for SqliteStore {
 
     fn files(&self, filter: FileFilter) -> Stored<'_, Vec<File>> {
         Box::pin(async move {
-            let mut query = QueryBuilder::new(format!("SELECT {FILE_COLUMNS} FROM files WHERE 1"));
+            let table = if filter.is_archived { "files_archive" } else { "files" };
+            let mut query = QueryBuilder::new(format!("SELECT {FILE_COLUMNS} FROM {table} WHERE 1"));
             if !filter.numbers.is_empty() {
                 query.push(" AND number IN (");
                 let mut list = query.separated(", ");
@@ -765,8 +773,10 @@ impl Store for SqliteStore {
 
     fn attempts(&self, file: FileNumber) -> Stored<'_, Vec<Attempt>> {
         Box::pin(async move {
-            let query =
-                sqlx::query("SELECT file, number, ended, worker, failure FROM attempts WHERE file = ? ORDER BY number");
+            let query = sqlx::query(
+                "SELECT number, ended, worker, failure FROM attempts WHERE file = ?1 UNION ALL \
+                 SELECT number, ended, worker, failure FROM attempts_archive WHERE file = ?1 ORDER BY number",
+            );
             let rows = query.bind(signed(file.0)).fetch_all(&self.readers).await;
             let attempt = |row: &SqliteRow| {
                 Ok(Attempt {

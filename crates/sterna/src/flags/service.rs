@@ -6,6 +6,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
+use sterna_proto::ByteCount;
+use sterna_service::api::native::types::STRATEGIES;
 use ureq::http::Uri;
 
 use super::duration::{Moment, parse_moment, parse_time};
@@ -53,10 +55,11 @@ Exit codes: 0 every file has arrived   1 some files failed and others did not
 
 /// Examples of `sterna cancel`.
 pub const CANCEL_EXAMPLES: &str = "Examples:
-  sterna cancel 6f2c1c9e-0f5b-4f6a-9d0a-3a4a5d3c8a11
+  sterna cancel 6f2c1c9e-0f5b-4f6a-9d0a-3a4a5d3c8a11    # all files of a job that have not arrived
+  sterna cancel 4711 4712                               # two files, by their numbers
 
 Files that have arrived stay.
-Exit codes: 0 the jobs are cancelled   1 a job had ended before";
+Exit codes: 0 all is cancelled   1 a job or a file had ended before";
 
 /// Examples of `sterna explain`.
 pub const EXPLAIN_EXAMPLES: &str = "Examples:
@@ -215,6 +218,12 @@ pub struct SubmitFlags {
     /// Checksum that the file must have, such as adler32:1f2e3d4c
     #[arg(long, value_name = "ALGORITHM:VALUE", value_parser = parse_checksum, conflicts_with = "from")]
     pub expect: Option<String>,
+    /// Size of the file, such as 4GiB: the scheduler counts with it, and another size at the source is a failure
+    #[arg(long, value_name = "SIZE", conflicts_with = "from")]
+    pub size: Option<ByteCount>,
+    /// Strategy that chooses among several sources, such as orderly or throughput (default: best)
+    #[arg(long, value_name = "NAME", value_parser = parse_strategy, conflicts_with = "from")]
+    pub strategy: Option<String>,
     /// Maximum time in the queue; files that still wait then fail
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub queue_time: Option<Duration>,
@@ -223,6 +232,12 @@ pub struct SubmitFlags {
     /// after the deadline too
     #[arg(long, value_name = "TIME|DATE", value_parser = parse_moment)]
     pub deadline: Option<Moment>,
+    /// Time limit of one attempt (default: that of the service, by the size of the file)
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub timeout: Option<Duration>,
+    /// Data of the job in JSON, which the service returns as it came
+    #[arg(long, value_name = "JSON", value_parser = parse_json)]
+    pub metadata: Option<serde_json::Value>,
     /// Key that finds the first job when the command is repeated, instead of submitting a second one (default: a
     /// random one)
     #[arg(long, value_name = "KEY", value_parser = parse_key)]
@@ -258,8 +273,8 @@ pub struct ListFlags {
     /// List jobs in every state
     #[arg(long)]
     pub all: bool,
-    /// Maximum number of jobs, from 1 to 1000
-    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Maximum number of jobs
+    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
     /// Service and credentials.
     #[command(flatten)]
@@ -279,9 +294,9 @@ pub struct WatchFlags {
 /// Flags of `sterna cancel`.
 #[derive(Debug, Args)]
 pub struct CancelFlags {
-    /// Identifiers of the jobs
-    #[arg(value_name = "JOB", required = true)]
-    pub jobs: Vec<String>,
+    /// Identifiers of jobs, or numbers of files
+    #[arg(value_name = "JOB|FILE_NUMBER", required = true)]
+    pub what: Vec<String>,
     /// Service and credentials.
     #[command(flatten)]
     pub service: ServiceFlags,
@@ -319,6 +334,19 @@ pub struct BanFlags {
     /// Service and credentials.
     #[command(flatten)]
     pub service: ServiceFlags,
+}
+
+/// Reads the name of a strategy.
+fn parse_strategy(text: &str) -> Result<String, String> {
+    match STRATEGIES.contains(&text) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("expected one of {}", STRATEGIES.join(", "))),
+    }
+}
+
+/// Reads a value in JSON.
+fn parse_json(text: &str) -> Result<serde_json::Value, String> {
+    serde_json::from_str(text).map_err(|e| format!("{e}: expected JSON, such as '{{\"run\": 7}}'"))
 }
 
 /// Reads `ALGORITHM:VALUE`.

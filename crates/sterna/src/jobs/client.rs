@@ -13,7 +13,7 @@ use rustls::{AlertDescription, CertificateError};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
-use sterna_service::api::native::types::{Accepted, Banned, JobView, Problem};
+use sterna_service::api::native::types::{Accepted, Banned, FileView, JobView, Problem};
 use ureq::http::{Method, Request, StatusCode};
 use ureq::{Agent, SendBody};
 
@@ -45,11 +45,11 @@ pub struct Answer<T> {
 }
 
 /// Outcome of a cancellation.
-pub enum CancelOutcome {
-    /// The job is cancelled now.
-    Now(Answer<JobView>),
-    /// The job had ended before.
-    EndedBefore(Answer<JobView>),
+pub enum CancelOutcome<T> {
+    /// It is cancelled now.
+    Now(Answer<T>),
+    /// It had ended before.
+    EndedBefore(Answer<T>),
 }
 
 /// Bytes of a body.
@@ -134,16 +134,24 @@ impl Client {
     }
 
     /// Cancels a job.
-    pub fn cancel(&self, job: &str) -> Result<CancelOutcome, Error> {
-        let path = format!("/api/v1/jobs/{}/cancel", encoded(job));
+    pub fn cancel(&self, job: &str) -> Result<CancelOutcome<JobView>, Error> {
+        self.cancel_at(&format!("/api/v1/jobs/{}/cancel", encoded(job)))
+    }
+
+    /// Cancels a file.
+    pub fn cancel_file(&self, number: u64) -> Result<CancelOutcome<FileView>, Error> {
+        self.cancel_at(&format!("/api/v1/files/{number}/cancel"))
+    }
+
+    fn cancel_at<T: DeserializeOwned>(&self, path: &str) -> Result<CancelOutcome<T>, Error> {
         let body = Body { media: "application/json", content: Content::Bytes(b""), key: None };
-        let (status, reply) = self.send(&Method::POST, &path, Some(body))?;
+        let (status, reply) = self.send(&Method::POST, path, Some(body))?;
         match status {
             // A problem can have this status too.
-            StatusCode::CONFLICT if serde_json::from_slice::<JobView>(&reply).is_ok() => {
-                self.read(&Method::POST, &path, StatusCode::OK, &reply).map(CancelOutcome::EndedBefore)
+            StatusCode::CONFLICT if serde_json::from_slice::<T>(&reply).is_ok() => {
+                self.read(&Method::POST, path, StatusCode::OK, &reply).map(CancelOutcome::EndedBefore)
             }
-            _ => self.read(&Method::POST, &path, status, &reply).map(CancelOutcome::Now),
+            _ => self.read(&Method::POST, path, status, &reply).map(CancelOutcome::Now),
         }
     }
 

@@ -1,16 +1,18 @@
 //! `sterna status`, `sterna list` and `sterna cancel`: jobs in tables.
 
 use clap::ValueEnum;
+use serde_json::Value;
 use sterna_proto::file::plain;
 use sterna_proto::{BitRate, ByteCount, Error};
 use sterna_service::api::native::types::{FileList, FileView, JobList, JobView};
+use uuid::Uuid;
 
 use super::client::{CancelOutcome, Client, encoded};
 use super::table::{Table, counts, json_line, utc};
 use crate::flags::service::{CancelFlags, JobStateFlag, ListFlags, StatusFlags, name_of};
 use crate::output::{print_line, say};
 
-/// Number of files that are requested at once. Source: the maximum of the interface.
+/// Number of files or jobs that are requested at once. Source: the maximum of the interface.
 const PAGE: usize = 1000;
 
 /// Exit code of a cancellation that came too late.
@@ -87,18 +89,29 @@ pub fn list(flags: &ListFlags) -> Result<u8, Error> {
     let client = Client::new(&flags.service)?;
     let states: &[JobStateFlag] = if flags.all { JobStateFlag::value_variants() } else { &flags.states };
     let states: Vec<String> = states.iter().map(|state| name_of(*state)).collect();
-    let mut path = format!("/api/v1/jobs?limit={}", flags.limit);
-    if !states.is_empty() {
-        path.push_str(&format!("&state={}", states.join(",")));
+    let filter = if states.is_empty() { String::new() } else { format!("&state={}", states.join(",")) };
+    let (mut jobs, mut before, mut left) = (Vec::new(), None, flags.limit);
+    while left > 0 {
+        let page = left.min(PAGE as u32);
+        let cursor = before.map_or_else(String::new, |before: Uuid| format!("&before={before}"));
+        let list = client.get::<JobList>(&format!("/api/v1/jobs?limit={page}{filter}{cursor}"))?;
+        if flags.service.json {
+            print_line(json_line(&list.json).as_bytes())?;
+        }
+        left -= page;
+        jobs.extend(list.value.jobs);
+        // A cursor that does not move would repeat the page for ever.
+        if list.value.next.is_none() || list.value.next == before {
+            before = None;
+            break;
+        }
+        before = list.value.next;
     }
-    let list = client.get::<JobList>(&path)?;
     if flags.service.json {
-        print_line(json_line(&list.json).as_bytes())?;
         return Ok(0);
     }
-    let jobs = &list.value.jobs;
     let mut table = Table::new(&["job", "state", "submitted", "files", "arrived", "failed", "vo", "owner"], 3..6);
-    for job in jobs {
+    for job in &jobs {
         table.add(vec![
             job.id.to_string(),
             job.state.clone(),
@@ -111,27 +124,28 @@ pub fn list(flags: &ListFlags) -> Result<u8, Error> {
         ]);
     }
     print_line(table.text().as_bytes())?;
-    if jobs.len() as u64 == u64::from(flags.limit) {
-        say(&format!("these are the latest {} jobs; there can be more: --limit N shows up to 1000", flags.limit));
+    if before.is_some() {
+        say(&format!("these are the latest {} jobs; there can be more: --limit N shows them", flags.limit));
     }
     Ok(0)
 }
 
-/// Cancels jobs. Returns the exit code. Errors: the first one, after all jobs were tried.
+/// Cancels jobs and files. Returns the exit code. Errors: the first one, after all were tried.
 pub fn cancel(flags: &CancelFlags) -> Result<u8, Error> {
     let client = Client::new(&flags.service)?;
     let (mut code, mut first) = (0, None);
-    for job in &flags.jobs {
-        let (answer, words) = match client.cancel(job) {
-            Ok(CancelOutcome::Now(answer)) => {
-                let words = format!("{}: {}", answer.value.id, answer.value.state);
-                (answer, words)
-            }
-            Ok(CancelOutcome::EndedBefore(answer)) => {
-                code = ENDED_BEFORE;
-                let words = format!("{}: had ended before, {}", answer.value.id, answer.value.state);
-                (answer, words)
-            }
+    for what in &flags.what {
+        // The identifier of a job is never a number alone: it has hyphens.
+        let outcome = match what.parse() {
+            Ok(number) => client.cancel_file(number).map(|outcome| {
+                summary(outcome, |file: &FileView| (format!("file {}", file.number), file.state.clone()))
+            }),
+            Err(_) => client
+                .cancel(what)
+                .map(|outcome| summary(outcome, |job: &JobView| (job.id.to_string(), job.state.clone()))),
+        };
+        let (json, words, had_ended) = match outcome {
+            Ok(summary) => summary,
             Err(error) if first.is_none() => {
                 first = Some(error);
                 continue;
@@ -141,10 +155,27 @@ pub fn cancel(flags: &CancelFlags) -> Result<u8, Error> {
                 continue;
             }
         };
-        let line = if flags.service.json { json_line(&answer.json) } else { plain(&words).into_owned() };
+        if had_ended {
+            code = ENDED_BEFORE;
+        }
+        let line = if flags.service.json { json_line(&json) } else { plain(&words).into_owned() };
         print_line(line.as_bytes())?;
     }
     first.map_or(Ok(code), Err)
+}
+
+/// Returns the reply to a cancellation, its words, and true if it came too late. `of`: name and state.
+fn summary<T>(outcome: CancelOutcome<T>, of: impl Fn(&T) -> (String, String)) -> (Value, String, bool) {
+    match outcome {
+        CancelOutcome::Now(answer) => {
+            let (name, state) = of(&answer.value);
+            (answer.json, format!("{name}: {state}"), false)
+        }
+        CancelOutcome::EndedBefore(answer) => {
+            let (name, state) = of(&answer.value);
+            (answer.json, format!("{name}: had ended before, {state}"), true)
+        }
+    }
 }
 
 #[cfg(test)]

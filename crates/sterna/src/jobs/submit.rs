@@ -77,8 +77,11 @@ fn options(flags: &SubmitFlags) -> Map<String, Value> {
     add("checksum", flags.checksum.or(implied).map(|place| name_of(place).into()));
     // A part of a second counts as one: 0 would mean that no file may wait.
     let seconds = |time: std::time::Duration| time.as_millis().div_ceil(1000);
-    add("queue_time_s", flags.queue_time.map(|time| u64::try_from(seconds(time)).unwrap_or(u64::MAX).into()));
+    let whole = |time| Value::from(u64::try_from(seconds(time)).unwrap_or(u64::MAX));
+    add("queue_time_s", flags.queue_time.map(whole));
     add("deadline_ms", flags.deadline.map(|deadline| deadline.millis(OffsetDateTime::now_utc()).into()));
+    add("timeout_s", flags.timeout.map(whole));
+    add("metadata", flags.metadata.clone());
     options
 }
 
@@ -97,9 +100,10 @@ fn one_file(flags: &SubmitFlags) -> Result<Value, Error> {
     let mut file = Map::new();
     file.insert("sources".to_owned(), sources.into());
     file.insert("destination".to_owned(), destination.clone().into());
-    if let Some(checksum) = &flags.expect {
-        file.insert("checksum".to_owned(), checksum.clone().into());
-    }
+    let mut add = |name: &str, value: Option<Value>| drop(value.map(|value| file.insert(name.to_owned(), value)));
+    add("checksum", flags.expect.clone().map(Value::from));
+    add("size", flags.size.map(|size| size.0.into()));
+    add("strategy", flags.strategy.clone().map(Value::from));
     let mut job = options(flags);
     job.insert("files".to_owned(), Value::Array(vec![file.into()]));
     Ok(job.into())
@@ -176,16 +180,40 @@ mod tests {
             "--expect=adler32:1",
             "--queue-time=1500ms",
             "--deadline=2027-01-15T08:00:00Z",
+            "--timeout=2min",
+            "--size=4KiB",
+            "--strategy=orderly",
+            "--metadata={\"run\": [7]}",
             "mock://a/f",
             "mock://b/f",
             "mock://c/f",
         ];
         let expected = serde_json::json!({
             "priority": 5, "activity": "x", "retries": 7, "overwrite": "on_retry", "checksum": "both",
-            "queue_time_s": 2, "deadline_ms": 1_800_000_000_000_i64,
-            "files": [{"sources": ["mock://a/f", "mock://b/f"], "destination": "mock://c/f", "checksum": "adler32:1"}],
+            "queue_time_s": 2, "deadline_ms": 1_800_000_000_000_i64, "timeout_s": 120, "metadata": {"run": [7]},
+            "files": [{
+                "sources": ["mock://a/f", "mock://b/f"], "destination": "mock://c/f", "checksum": "adler32:1",
+                "size": 4096, "strategy": "orderly",
+            }],
         });
         assert_eq!(one_file(&flags(&all)).unwrap(), expected);
+    }
+
+    #[test]
+    fn values_that_the_service_would_refuse_are_refused_here() {
+        for (flag, expected) in [
+            ("--strategy=fastest", "expected one of orderly, queue, "),
+            ("--metadata={run: 7}", "expected JSON"),
+            ("--size=large", "a size such as"),
+            ("--timeout=2", "whole number"),
+        ] {
+            let error = Flags::try_parse_from(["sterna", "submit", flag, "mock://a/f", "mock://b/f"]).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        // They are of one file.
+        for flag in ["--strategy=orderly", "--size=1"] {
+            assert!(Flags::try_parse_from(["sterna", "submit", "--from=-", flag]).is_err());
+        }
     }
 
     #[test]

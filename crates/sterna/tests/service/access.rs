@@ -133,6 +133,7 @@ const TABLE: &[(&str, &str, Right, u16)] = &[
     ("POST", "/api/v1/jobs/{id}/cancel", OfJob, 200),
     ("GET", "/api/v1/jobs/{id}/files", OfJob, 200),
     ("GET", "/api/v1/files/{number}", OfFile, 200),
+    ("POST", "/api/v1/files/{number}/cancel", OfFile, 200),
     ("GET", "/api/v1/changes", HasJobs, 200),
     ("GET", "/api/v1/bans", ReadsSettings, 200),
     ("PUT", "/api/v1/bans/{endpoint}", ChangesSettings, 200),
@@ -272,7 +273,7 @@ fn state(people: &People, target: &Target) -> Value {
 /// Sends the requests of a row: first of those who may not, then of those who may.
 fn check(people: &People, target: &mut Target, (method, template, right, allowed): (&str, &str, Right, u16)) {
     let body = body_of(method, template);
-    let is_change = [OfJob, AllJobs].contains(&right) && method != "GET";
+    let is_change = [OfJob, OfFile, AllJobs].contains(&right) && method != "GET";
     if is_change {
         // One that has not ended.
         *target = new_target(people);
@@ -322,7 +323,7 @@ const AGE_JOB: &str = "import sqlite3, sys; base = sqlite3.connect(sys.argv[1], 
 #[test]
 fn an_archived_job_is_seen_by_those_who_saw_it_before() {
     let people = People::start(&[]);
-    let (job, _) = people.job();
+    let (job, file) = people.job();
     assert_eq!(people.send(Who::Owner, "DELETE", &format!("/jobs/{job}"), &Value::Null).status, 200);
     let database = people.serve.state_dir().join("service/sterna.db");
     let aged = std::process::Command::new("python3").args(["-c", AGE_JOB]).arg(database).arg(&job).status();
@@ -330,13 +331,26 @@ fn an_archived_job_is_seen_by_those_who_saw_it_before() {
     let path = format!("/archive/{job}");
     let is_archived = || people.send(Who::Owner, "GET", &path, &Value::Null).status == 200;
     assert!((0..100_000).any(|_| is_archived()), "the service archives it within a second or two");
-    for path in [path.clone(), format!("{path}/job_state")] {
+    for (path, right) in [
+        (path.clone(), OfJob),
+        (format!("{path}/job_state"), OfJob),
+        (format!("/api/v1/jobs/{job}"), OfJob),
+        (format!("/api/v1/jobs/{job}/files"), OfJob),
+        (format!("/api/v1/files/{file}"), OfFile),
+    ] {
         for who in Who::ALL {
             let reply = people.send(who, "GET", &path, &Value::Null);
-            let expected = if OfJob.is_of(who) { 200 } else { OfJob.refusal(who) };
+            let expected = if right.is_of(who) { 200 } else { right.refusal(who) };
             assert_eq!(reply.status, expected, "{who:?} {path}: {reply:?}");
         }
     }
+    let of_owner = |path: String| people.send(Who::Owner, "GET", &path, &Value::Null).json();
+    let shown = of_owner(format!("/api/v1/jobs/{job}"));
+    assert_eq!((&shown["is_archived"], &shown["state"]), (&true.into(), &"cancelled".into()), "{shown}");
+    assert_eq!(of_owner(format!("/api/v1/jobs/{job}/files"))["files"][0]["number"], file);
+    // A job in the archive is the cursor of a page still.
+    let page = of_owner(format!("/api/v1/jobs?before={job}"));
+    assert_eq!((&page["jobs"], &page["next"]), (&json!([]), &Value::Null), "{page}");
 }
 
 #[test]

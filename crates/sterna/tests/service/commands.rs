@@ -314,3 +314,88 @@ fn a_ban_ends_every_file_of_an_endpoint_but_those_with_another_replica() {
     let entries = &json(pages.lines().next().unwrap())["entries"];
     assert_eq!((&entries["cancelled"], &entries["all"]), (&(PLAIN + 1).into(), &(PLAIN + 3).into()), "{entries}");
 }
+
+#[test]
+fn single_files_are_cancelled_and_the_others_go_on() {
+    let serve = Serve::start();
+    let directory = tempfile::tempdir().unwrap();
+    let manifest = directory.path().join("manifest");
+    let file = |sources: &[&str], name: &str, time: u32| {
+        let sources: Vec<String> = sources.iter().map(|host| format!("\"mock://{host}.example/f?size=1\"")).collect();
+        format!("{{\"sources\": [{}], \"destination\": \"mock://b.example/{name}?time={time}\"}}\n", sources.join(", "))
+    };
+    let lines = [file(&["a"], "x", 600), file(&["a", "c"], "y", 600), file(&["a"], "z", 0)].concat();
+    std::fs::write(&manifest, format!("{{}}\n{lines}")).unwrap();
+    let id = submit(&serve, &["--from", manifest.to_str().unwrap()]);
+    let said = serve.sterna(&["status", &id, "--files", "--json"]).succeed();
+    let files = json(said.lines().nth(1).unwrap())["files"].as_array().unwrap().clone();
+    let number = |index: usize| files[index]["number"].to_string();
+    let is_reserved = |index: usize| files[index]["state"] == "reserved";
+    let (reserved, first) = if is_reserved(1) { (1, 2) } else { (2, 1) };
+    assert!(is_reserved(reserved) && !is_reserved(first), "{said}");
+    let said = serve.sterna(&["cancel", &number(0)]).succeed();
+    assert_eq!(said, format!("file {}: cancelled\n", number(0)));
+    let run = serve.sterna(&["cancel", &number(0)]).run();
+    assert_eq!((code(&run), run.stdout), (1, format!("file {}: had ended before, cancelled\n", number(0))));
+    let said = fail(&serve, &["cancel", &number(reserved)], 5);
+    assert!(said.contains("waits for another replica"), "{said}");
+    let said = serve.sterna(&["cancel", "--json", &number(first)]).succeed();
+    assert_eq!(
+        (&json(&said)["state"], &json(&said)["failure"]["text"]),
+        (&"cancelled".into(), &"Job canceled by the user".into())
+    );
+    assert!(fail(&serve, &["cancel", "999999"], 5).contains("there is no file 999999"));
+    // The job ends with its last file: no replica goes on for the one that was cancelled.
+    let run = serve.sterna(&["watch", &id]).run();
+    assert!(run.stderr.contains("1 of 3 files arrived, 2 cancelled"), "{run:?}");
+}
+
+#[test]
+fn every_job_is_listed_a_page_at_a_time() {
+    const JOBS: usize = 1003;
+    let serve = Serve::start();
+    let http = serve.http();
+    let body = serde_json::json!({"files": [{"sources": [SOURCE], "destination": "mock://b.example/f?time=600"}]});
+    let post = || http.send("POST", "/api/v1/jobs", None, body.to_string().as_bytes());
+    let ids: Vec<String> = (0..JOBS).map(|_| post().json()["id"].as_str().unwrap().to_owned()).collect();
+    let get = |query: &str| http.send("GET", &format!("/api/v1/jobs{query}"), None, b"");
+    let (mut seen, mut next) = (Vec::new(), String::new());
+    loop {
+        let page = get(&format!("?limit=500{next}")).json();
+        seen.extend(page["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()));
+        let Some(last) = page["next"].as_str() else { break };
+        next = format!("&before={last}");
+        // A later job is on no later page.
+        post();
+    }
+    assert!(seen.iter().eq(ids.iter().rev()), "{} of {JOBS} jobs", seen.len());
+    assert_eq!(get("?before=6f2c1c9e-0f5b-4f6a-9d0a-3a4a5d3c8a11").status, 404, "an unknown job is no cursor");
+    assert_eq!(get("?before=x").status, 400);
+    let run = serve.sterna(&["list", "--limit", "1002"]).run();
+    assert_eq!(run.stdout.lines().count(), 1 + 1002, "a head and the jobs");
+    assert!(run.stderr.contains("these are the latest 1002 jobs"), "{}", run.stderr);
+    let run = serve.sterna(&["list", "--limit", "5000", "--json"]).run();
+    assert_eq!((run.stdout.lines().count(), run.stderr.as_str()), (2, ""), "two pages");
+}
+
+/// The flags reach the service, which follows them.
+#[test]
+fn flags_of_one_file_are_followed() {
+    let serve = Serve::start();
+    let sources = ["mock://bad.example/f?errno=2", "mock://a.example/f?size=10"];
+    let id = submit(
+        &serve,
+        &["--strategy=orderly", "--size=10", "--metadata={\"run\": 7}", sources[0], sources[1], DESTINATION],
+    );
+    assert!(serve.sterna(&["watch", &id]).run().success);
+    let said = serve.sterna(&["status", &id, "--files", "--json"]).succeed();
+    let (job, page) = (json(said.lines().next().unwrap()), json(said.lines().nth(1).unwrap()));
+    assert_eq!(job["metadata"], serde_json::json!({"run": 7}));
+    let states: Vec<&str> =
+        page["files"].as_array().unwrap().iter().map(|file| file["state"].as_str().unwrap()).collect();
+    assert_eq!(
+        (states, &page["files"][0]["size"]),
+        (vec!["failed", "finished"], &10.into()),
+        "the first goes first: {said}"
+    );
+}

@@ -677,7 +677,6 @@ async fn list(caller: Caller, State(app): State<App>, Query(query): Query<ListQu
     let states = states.unwrap_or_default();
     let since = query.time_window.as_deref().map(reply::time_window).transpose()?;
     let filter = JobFilter {
-        ids: Vec::new(),
         vo: query.vo_name,
         credential: query.dlg_id,
         owner: query.user_dn,
@@ -686,6 +685,7 @@ async fn list(caller: Caller, State(app): State<App>, Query(query): Query<ListQu
         destination_endpoint: query.dest_se,
         since,
         limit: Some(query.limit.unwrap_or(JOBS_MAX)),
+        ..JobFilter::default()
     };
     let jobs = app.service.list(&caller, filter).await?;
     let fields: Option<Vec<&str>> = query.fields.as_deref().map(|fields| fields.split(',').collect());

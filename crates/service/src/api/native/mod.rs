@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event as ServerEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
-use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_proto::Error;
 use sterna_sched::queue::FileNumber;
 use sterna_sched::state::{FileState, JobKind, JobState};
 use utoipa::IntoParams;
@@ -85,6 +85,7 @@ pub(in crate::api) fn routes() -> Routes {
         .routes(routes!(cancel))
         .routes(routes!(files))
         .routes(routes!(file))
+        .routes(routes!(cancel_file))
         .routes(routes!(changes))
         .routes(routes!(bans::list))
         .routes(routes!(bans::ban, bans::lift))
@@ -114,6 +115,8 @@ struct JobQuery {
     state: Option<String>,
     /// Virtual organisation.
     vo: Option<String>,
+    /// Jobs that were submitted before this one: `next` of the page before.
+    before: Option<Uuid>,
     /// Maximum number of jobs, from 1 to 1000.
     limit: Option<u32>,
 }
@@ -124,7 +127,7 @@ fn states<T>(names: Option<&str>, by_name: impl Fn(&str) -> Option<T>) -> Result
     names.map(|name| by_name(name).ok_or_else(|| usage(format!("there is no state {name}")))).collect()
 }
 
-/// Lists jobs that the caller may see, the latest first.
+/// Lists jobs that the caller may see, the latest first. Those in the archive are not among them.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs",
@@ -133,17 +136,24 @@ fn states<T>(names: Option<&str>, by_name: impl Fn(&str) -> Option<T>) -> Result
     responses((status = 200, description = "Jobs", body = JobList), Refusals)
 )]
 async fn list(By(caller): By, State(app): State<App>, Query(query): Query<JobQuery>) -> Result<Json<JobList>, Failed> {
+    if let Some(before) = query.before {
+        // An unknown job would look like the end of the list.
+        app.service.job_of_any_age(&caller, &before.to_string()).await?;
+    }
+    let limit = page(query.limit)?;
     let filter = JobFilter {
         states: states(query.state.as_deref(), JobState::by_name)?,
         vo: query.vo,
-        limit: Some(page(query.limit)?),
+        before: query.before,
+        limit: Some(limit),
         ..JobFilter::default()
     };
     let jobs = app.service.list(&caller, filter).await?;
-    Ok(Json(JobList { jobs: jobs.iter().map(JobView::from).collect() }))
+    let next = jobs.last().filter(|_| jobs.len() as u64 >= u64::from(limit)).map(|job| job.new.id);
+    Ok(Json(JobList { jobs: jobs.iter().map(JobView::from).collect(), next }))
 }
 
-/// Returns a job.
+/// Returns a job, also from the archive.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}",
@@ -151,7 +161,8 @@ async fn list(By(caller): By, State(app): State<App>, Query(query): Query<JobQue
     responses((status = 200, description = "Job", body = JobView), Refusals)
 )]
 async fn job(By(caller): By, State(app): State<App>, Path(id): Path<String>) -> Result<Json<JobView>, Failed> {
-    Ok(Json(JobView::from(&app.service.job(&caller, &id).await?)))
+    let (job, is_archived) = app.service.job_of_any_age(&caller, &id).await?;
+    Ok(Json(JobView { is_archived, ..JobView::from(&job) }))
 }
 
 /// Changes the priority of a job.
@@ -206,7 +217,7 @@ struct FileQuery {
     limit: Option<u32>,
 }
 
-/// Lists the files of a job, by number.
+/// Lists the files of a job, by number, also of one in the archive.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}/files",
@@ -219,9 +230,10 @@ async fn files(
     Path(id): Path<String>,
     Query(query): Query<FileQuery>,
 ) -> Result<Json<FileList>, Failed> {
-    let job = app.service.job(&caller, &id).await?;
+    let (job, is_archived) = app.service.job_of_any_age(&caller, &id).await?;
     let filter = FileFilter {
         jobs: vec![job.new.id],
+        is_archived,
         states: states(query.state.as_deref(), FileState::by_name)?,
         after: query.after.map(FileNumber),
         limit: Some(page(query.limit)?),
@@ -236,7 +248,7 @@ fn view(app: &App, file: &File) -> FileView {
     FileView::new(file, app.service.progress(file.number))
 }
 
-/// Returns a file, with its failed attempts and, if it waits, the reason.
+/// Returns a file, with its failed attempts and, if it waits, the reason. Also one of a job in the archive.
 #[utoipa::path(
     get,
     path = "/api/v1/files/{number}",
@@ -244,23 +256,13 @@ fn view(app: &App, file: &File) -> FileView {
     responses((status = 200, description = "File", body = FileDetails), Refusals)
 )]
 async fn file(By(caller): By, State(app): State<App>, Path(number): Path<String>) -> Result<Json<FileDetails>, Failed> {
-    let missing = || {
-        let text = format!("there is no file {number}");
-        Error::new(ErrorKind::NotFound, Scope::Client, Phase::Prepare, text)
-    };
-    let parsed = number.parse().map(FileNumber).map_err(|_| missing())?;
-    let found = app.service.store().files(FileFilter { numbers: vec![parsed], ..FileFilter::default() }).await?;
-    let file = found.into_iter().next().ok_or_else(missing)?;
-    // Who may not see the job learns nothing about the file.
-    let job = app
-        .service
-        .job(&caller, &file.job.to_string())
-        .await
-        .map_err(|e| if e.kind == ErrorKind::Denied { missing() } else { e })?;
+    let file = app.service.file_of_any_age(&caller, &number).await?;
     let attempts = app.service.store().attempts(file.number).await?;
-    let why = match (file.state, job.new.kind) {
-        (FileState::Reserved, JobKind::Hops) => Some(Waiting::of_hop(file.new.entry)),
-        (FileState::Reserved, JobKind::Files) => Some(Waiting::of_replica(tried_first(&app, &file).await?)),
+    let why = match file.state {
+        FileState::Reserved => match app.service.job(&caller, &file.job.to_string()).await?.new.kind {
+            JobKind::Hops => Some(Waiting::of_hop(file.new.entry)),
+            JobKind::Files | JobKind::Reuse => Some(Waiting::of_replica(tried_first(&app, &file).await?)),
+        },
         _ => why(&app, &file),
     };
     Ok(Json(FileDetails::new(view(&app, &file), why, &attempts)))
@@ -272,6 +274,24 @@ async fn tried_first(app: &App, file: &File) -> Result<Option<u64>, Error> {
     let replicas = FileFilter { jobs: vec![file.job], entry: Some(file.new.entry), states, ..FileFilter::default() };
     let found = app.service.store().files(replicas).await?;
     Ok(found.first().map(|file| file.number.0))
+}
+
+/// Cancels a file that has not ended. The other files of its job go on, but not the other replicas of its entry, nor the
+/// hops after it.
+#[utoipa::path(
+    post,
+    path = "/api/v1/files/{number}/cancel",
+    params(("number" = u64, Path, description = "File")),
+    responses(
+        (status = 200, description = "The file is cancelled", body = FileView),
+        (status = 409, description = "The file had ended", body = FileView),
+        Refusals,
+    )
+)]
+async fn cancel_file(By(caller): By, State(app): State<App>, Path(number): Path<String>) -> Result<Response, Failed> {
+    let (file, had_ended) = app.service.cancel_one(&caller, &number).await?;
+    let status = if had_ended { StatusCode::CONFLICT } else { StatusCode::OK };
+    Ok((status, Json(view(&app, &file))).into_response())
 }
 
 /// Returns the reason why a file waits, with the words of the operator if it is a ban. `None`: it does not wait.

@@ -30,6 +30,9 @@ const RETRIES_MAX: u32 = 1000;
 /// Maximum bytes of the metadata of a job or a file, as JSON.
 const METADATA_BYTES_MAX: usize = 4096;
 
+/// Names of the strategies that choose among several sources.
+pub const STRATEGIES: [&str; 10] = Strategy::NAMES;
+
 fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
 }
@@ -296,6 +299,9 @@ pub struct JobView {
     pub reason: Option<String>,
     /// Entries.
     pub entries: Entries,
+    /// The job is in the archive, where nothing changes.
+    #[serde(default)]
+    pub is_archived: bool,
     /// Data of the user.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Value>,
@@ -320,6 +326,7 @@ impl From<&Job> for JobView {
                 cancelled: entries.cancelled,
                 active: entries.active,
             },
+            is_archived: false,
             metadata: job.new.metadata.clone(),
         }
     }
@@ -330,6 +337,9 @@ impl From<&Job> for JobView {
 pub struct JobList {
     /// Jobs, the latest first.
     pub jobs: Vec<JobView>,
+    /// Value of `before` for the next page; null: this is the last one.
+    #[serde(default)]
+    pub next: Option<Uuid>,
 }
 
 /// Share of the time in which a limit bound a transfer.
