@@ -2,7 +2,7 @@
 # make test    all checks of CI: format, lints, licences, fuzz smoke test, tests and house style
 # make lint    the checks that run no test
 # make fuzz    fuzz every parser for FUZZ_SECONDS each (default 60)
-# make bench   measure Sterna and its peers in the lab (as root); ARGS is passed to bench/run.py
+# make bench   measure Sterna and its peers in the lab (as root), and the transfer service; ARGS goes to bench/run.py
 #
 # Each target sets up its requirements: scripts/setup.sh installs Debian packages as root, and lists them otherwise.
 

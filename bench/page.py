@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 """Writes the current tables of docs/benchmarks.md from the raw runs that the page names.
 
-    bench/page.py            write the tables between the two markers of the page
+    bench/page.py            write the tables between the markers of the page
     bench/page.py --check    fail if the page and the raw runs disagree
 
-The first marker names the runs, folders of bench/runs, oldest first: <!-- runs: 2026-11-24-vm-final -->. A cell has one
-value per run, in this order. Everything between the markers is generated.
+The first marker of each pair names the runs, folders of bench/runs, oldest first: <!-- runs: 2026-11-24-vm-final -->
+for copies, and <!-- service runs: 2026-11-25-vm-service --> for the transfer service. A cell has one value per run, in
+this order. Everything between the markers is generated.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import report
@@ -21,6 +25,7 @@ from rows import HARD, MB, ROWS, Row
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/benchmarks.md"
 BETWEEN_MARKERS = re.compile(r"(<!-- runs: (.+?) -->\n).*?(<!-- end of runs -->\n)", re.DOTALL)
+BETWEEN_SERVICE_MARKERS = re.compile(r"(<!-- service runs: (.+?) -->\n).*?(<!-- end of service runs -->\n)", re.DOTALL)
 # Columns of the first table, each with its tools.
 COLUMNS = {"first, pull": ("sterna-first",), "first, push": ("sterna-first-push",), "again, pull": ("sterna-again",),
            "again, push": ("sterna-again-push",), "rate given (pull / push)": ("sterna", "sterna-push"),
@@ -31,6 +36,49 @@ MEMORY_BEYOND_PATH = 64 * MB
 BOUNDED = [row for row in ROWS if (row in HARD or row.name == "lanes-64") and row.file_count == 1]
 
 Run = list[report.Record]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the transfer service: its name in service.json or tick.json, its name here, and its bar."""
+
+    key: str
+    name: str
+    unit: str
+    digits: int = 0
+    least: float | None = None
+    most: float | None = None
+
+    def bar(self) -> str:
+        """Returns the bar in words; empty if the figure has none."""
+        if self.least is not None:
+            return f"at least {self.least:,.0f}"
+        return f"under {self.most:,.0f}" if self.most is not None else ""
+
+    def is_missed(self, value: float) -> bool:
+        """Returns true if a value misses the bar."""
+        return self.least is not None and value < self.least or self.most is not None and value >= self.most
+
+
+# Source of the bars: the specification of the service.
+FIGURES = (
+    Figure("native bulk submit, files/s", "Native submission of 200,000 files", "files/s", least=20_000),
+    Figure("streamed submit of 1,000,000 files, files/s", "Manifest of 1,000,000 files, sent while it is made", "files/s",
+           least=20_000),
+    Figure("FTS3 submit of 200 files, jobs/s", "FTS3 submission of 200 files", "jobs/s", least=50),
+    Figure("completions, files/s", "Completions", "files/s", least=500),
+    Figure("status of 100 jobs meanwhile, ms (median)", "Status of 100 jobs while files complete, median", "ms", 1, most=20),
+    Figure("tick_ms_median", "Turn of the scheduler over 1,000,000 files on 1,000 links, median", "ms", 1, most=100),
+    Figure("memory with 10,000 transfers under way, MB", "Memory with 10,000 transfers under way", "MB", most=400),
+    Figure("threads with 10,000 transfers under way", "Threads with 10,000 transfers under way", ""),
+    Figure("memory with 1,000,000 files that wait, MB", "Memory with 1,000,000 files that wait", "MB"),
+    Figure("cancellation of 10,000 transfers, s", "Cancellation of a job with 10,000 transfers under way", "s", 2, most=2),
+    Figure("cancellation of one of 1,000 transfers, ms (median)",
+           "Cancellation of one of 1,000 transfers under way, median", "ms", 1, most=2000),
+    Figure("cancellation of one of 1,000 transfers, ms (maximum)", "The same, maximum", "ms", 1, most=2000),
+    Figure("last worker stopped after the last cancellation, ms", "Last worker stopped after the last cancellation", "ms", 1,
+           most=2000),
+)
 
 
 def _find(run: Run, row: str, peer: str) -> list[report.Record]:
@@ -148,12 +196,45 @@ def tables(names: list[str]) -> str:
     return "\n\n".join([head, _shares(runs), _missed(runs), _loopback(runs), _memory(runs)]) + "\n"
 
 
+def _figures(name: str) -> dict[str, float]:
+    """Returns the figures of a run of the service. Raises an error that names a run without any."""
+    folder = ROOT / "bench/runs" / name
+    files = [path for path in (folder / "service.json", folder / "tick.json") if path.exists()]
+    if not files:
+        raise SystemExit(f"bench/runs/{name}: no figures of the service; mend the names in {PAGE.relative_to(ROOT)}")
+    return {key: value for path in files for key, value in json.loads(path.read_text()).items()}
+
+
+def service_tables(names: list[str]) -> str:
+    """Returns the generated part of the page about the transfer service."""
+    runs = [_figures(name) for name in names]
+    links = " and ".join(f"[{name}](../bench/runs/{name}/)" for name in names)
+    lines = [f"Raw results: {links}. A cell has one value for each run, in this order.", "",
+             "| figure | measured | bar |", "|---|---|---|"]
+    missed = []
+    for figure in FIGURES:
+        values = [run.get(figure.key) for run in runs]
+        texts = ["–" if value is None else f"{value:,.{figure.digits}f}" for value in values]
+        lines.append(f"| {figure.name} | {'; '.join(texts)} {figure.unit}".rstrip() + f" | {figure.bar()} |")
+        gaps = [f"{text} (run {number})" for number, (value, text) in enumerate(zip(values, texts), 1)
+                if value is not None and figure.is_missed(value)]
+        missed += [f"- {figure.name}: {' and '.join(gaps)}"] if gaps else []
+    ending = "**Missed:**\n\n" + "\n".join(missed) if missed else "No bar is missed."
+    return "\n".join(lines) + f"\n\n{ending}\n"
+
+
+def _generated(page: str, markers: re.Pattern[str], write: Callable[[list[str]], str]) -> str:
+    """Returns the page with the part between two markers written anew."""
+    found = markers.search(page)
+    if not found:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)} lacks the markers {markers.pattern}")
+    return page[: found.start()] + found[1] + write(found[2].split()) + found[3] + page[found.end():]
+
+
 def main() -> None:
     page = PAGE.read_text()
-    found = BETWEEN_MARKERS.search(page)
-    if not found:
-        raise SystemExit(f"{PAGE.relative_to(ROOT)} has no markers")
-    wanted = page[: found.start()] + found[1] + tables(found[2].split()) + found[3] + page[found.end():]
+    wanted = _generated(page, BETWEEN_MARKERS, tables)
+    wanted = _generated(wanted, BETWEEN_SERVICE_MARKERS, service_tables)
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(wanted)
     elif page != wanted:

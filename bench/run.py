@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measures Sterna and its peers, each row over a separate emulated path. See bench/peers/README.md.
 
-    bench/run.py                              every row, every installed peer
+    bench/run.py                              every row, every installed peer, and the transfer service
+    bench/run.py --only service               the transfer service and its scheduler alone
     bench/run.py --rows geo-1,far-0.5 --peers curl,sterna --repeat 3
     bench/run.py --into bench/runs/DATE-HOST  continue an earlier run: existing results are skipped
     bench/run.py --report bench/runs/DATE-HOST
@@ -9,6 +10,8 @@
 Each run has a new pair of hosts, the same seed in each row, and files on tmpfs that are compared after the run. The
 clock starts before the client, so the time includes handshakes. A run that reaches its time limit is cut off, and the
 bytes delivered by then count. Raw results go to raw.jsonl, one object per line, and tables to README.md beside it.
+The figures of the service go to service.json (bench/service.py) and tick.json (a turn of the scheduler). They are
+measured if no rows and peers are chosen.
 """
 
 from __future__ import annotations
@@ -297,12 +300,26 @@ def run_rows(options: argparse.Namespace, into: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def measure_service(into: Path) -> None:
+    """Measures the transfer service and a turn of its scheduler, unless `into` has their figures. Stores what they
+    print. Raises an error if one of them fails."""
+    if not (into / "service.json").exists():
+        subprocess.run([sys.executable, str(ROOT / "bench/service.py"), str(STERNA), str(into)], check=True)
+    if not (into / "tick.json").exists():
+        command = ["cargo", "bench", "--locked", "-q", "-p", "sterna-sched", "--bench", "tick"]
+        done = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        print(done.stdout, end="", flush=True)
+        figures = json.loads(done.stdout.strip().splitlines()[-1])
+        (into / "tick.json").write_text(json.dumps(figures) + "\n")
+
+
 def read_options() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     split = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("--rows", type=split, default=[], help="names, comma separated: " + ", ".join(r.name for r in ROWS))
     parser.add_argument("--peers", type=split, default=[], help="names, comma separated: " + ", ".join(PEERS))
+    parser.add_argument("--only", choices=("copies", "service"), help="measure only copies, or only the transfer service")
     parser.add_argument("--before", type=lambda path: str(Path(path).resolve()), metavar="PROGRAM",
                         help="also run this earlier build of sterna, beside each of its runs")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each, each with a seed of its own")
@@ -323,15 +340,18 @@ def main() -> int:
     if options.report:
         report.write(options.report)
         return 0
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 and options.only != "service":
         print("bench: the lab needs root; only the rows on loopback can run without", file=sys.stderr)
         options.rows = [row.name for row in ROWS if row.lab is None]
     today = datetime.date.today().isoformat()
     into = options.into or ROOT / "bench/runs" / f"{today}-{socket.gethostname()}"
     into.mkdir(parents=True, exist_ok=True)
     environment.write(into / "environment.json", shlex.split(options.lab), BUFFERS)
-    run_rows(options, into)
-    report.write(into)
+    if options.only != "service":
+        run_rows(options, into)
+        report.write(into)
+    if options.only == "service" or not (options.only or options.rows or options.peers):
+        measure_service(into)
     print(f"results: {into}")
     return 1 if any(not r["identical"] and not r["cut_off"] for r in report.read(into / "raw.jsonl")) else 0
 

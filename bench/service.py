@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measures the transfer service on this host: submissions, status, completions, memory.
+"""Measures the transfer service on this host: submissions, status, completions, memory, cancellation.
 
 Usage: bench/service.py PROGRAM [DIRECTORY]
   PROGRAM    sterna, a release build
-  DIRECTORY  receives results.json and README.md; default: print only
+  DIRECTORY  receives service.json; default: print only
 
 Starts `sterna serve --dev` on loopback, with its database on the disk of the temporary directory, and drives it by
 HTTPS from this process. Transfers are mock ones, which move no bytes. Client and service share the cores of the host.
@@ -176,13 +176,42 @@ def concurrent(service, results):
     results["cancellation of 10,000 transfers, s"] = time.monotonic() - started
 
 
+def cancellation(service, results):
+    """Cancellation of 1,000 transfers under way, one by one, until each has its final state and no worker runs one."""
+    connection, count, clients = service.connect(), 1000, 4
+    job = call(connection, "POST", "/api/v1/jobs", manifest(count, 20, 600, "cancel"), "application/x-ndjson")["id"]
+    while call(connection, "GET", f"/api/v1/jobs/{job}")["entries"]["active"] < count:
+        time.sleep(0.1)
+    files = [file["number"] for file in call(connection, "GET", f"/api/v1/jobs/{job}/files?limit={count}")["files"]]
+    times = []
+
+    def work(connection, number):
+        for file in files[number::clients]:
+            asked = time.monotonic()
+            reply = call(connection, "POST", f"/api/v1/files/{file}/cancel")
+            took = (time.monotonic() - asked) * 1000
+            if reply["state"] != "cancelled":
+                raise RuntimeError(f"file {file} is {reply['state']} after its cancellation")
+            times.append(took)
+
+    parallel(service, clients, work)
+    started = time.monotonic()
+    while sum(host["active"] for host in call(connection, "GET", "/status/hosts").values()):
+        time.sleep(0.001)
+    if len(times) != count:
+        raise RuntimeError(f"{len(times)} of {count} files were cancelled")
+    results["cancellation of one of 1,000 transfers, ms (median)"] = statistics.median(times)
+    results["cancellation of one of 1,000 transfers, ms (maximum)"] = max(times)
+    results["last worker stopped after the last cancellation, ms"] = (time.monotonic() - started) * 1000
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("directory", nargs="?")
     options = parser.parse_args()
     results = {}
-    for measure in [bulk, stream, fts_jobs, completions, concurrent]:
+    for measure in [bulk, stream, fts_jobs, completions, concurrent, cancellation]:
         with tempfile.TemporaryDirectory() as state:
             service = Service(os.path.abspath(options.program), state)
             try:
