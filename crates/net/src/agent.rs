@@ -47,7 +47,7 @@ use crate::source::{Generated, Roots, SourcePlace};
 use crate::wake::Wake;
 
 use self::claim::Claim;
-pub use self::commission::{Commission, CommissionSpec, FileEnd, WebServers, Work};
+pub use self::commission::{Commission, CommissionSpec, FileEnd, OutgoingFile, WebServers, Work};
 use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
 use self::log::{ONLY_ROOT, SessionLog};
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
@@ -99,7 +99,7 @@ pub struct AgentOptions {
     pub linger: Duration,
     /// Rules for third-party copies.
     pub third_party: ThirdPartyRules,
-    /// Web servers from which the agent reads for a transfer service.
+    /// Web servers that the agent uses for a transfer service.
     pub web: WebServers,
 }
 
@@ -211,6 +211,11 @@ impl Agent {
     /// Errors: `Denied`, `NotFound`, for the end of the copy at this agent; `Usage`.
     pub fn commission(&self, spec: CommissionSpec) -> Result<Commission, Error> {
         self.shared.commission(spec)
+    }
+
+    /// Returns the web servers that this agent uses for a transfer service.
+    pub fn web_servers(&self) -> &WebServers {
+        &self.shared.web
     }
 
     /// Ends [`Agent::run`], also one that starts later.

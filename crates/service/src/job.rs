@@ -246,7 +246,8 @@ pub struct Moved {
     pub time_ms: u64,
     /// Checksum that was compared, `ALGORITHM:value`.
     pub checksum: Option<String>,
-    /// How the bytes went: by agents, or by a third-party copy that a storage pulls or pushes, or through a worker.
+    /// How the bytes went: by agents, or by a third-party copy that a storage pulls or pushes, or through a
+    /// worker, or written by the agent of the source.
     pub by: Option<String>,
     /// Limits, each with its share of the time, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use sterna_net::agent::WebServers;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_service::access::{Access, Rules};
 use sterna_service::api::{self, App};
@@ -18,7 +19,7 @@ use sterna_service::delegation::Delegations;
 use sterna_service::dev::{self, Dev};
 use sterna_service::runner::Runner;
 use sterna_service::store::SqliteStore;
-use sterna_service::web::{AddressRules, Web};
+use sterna_service::web::{AddressRules, ConnectRules, Web};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -61,7 +62,8 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
     let host = host_name();
     let signer = state::identity(flags.state.as_deref())?;
     // The key makes the name of this service unique, and the same after a restart.
-    let web = Web::open(trust, identity.addresses(), &signer.fingerprint().to_string()).await?;
+    let rules = ConnectRules { hosts: WebServers::Any, addresses: identity.addresses() };
+    let web = Web::open(Some(trust), rules, &signer.fingerprint().to_string()).await?;
     let (service, runner, agents) = Runner::new(store, signer, web, host);
     let delegations = Arc::new(Delegations::new(identity.config.wants_delegation()));
     let default = if flags.dev { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };

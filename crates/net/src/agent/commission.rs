@@ -1,4 +1,4 @@
-//! Commission: a copy of files that a transfer service asks of this agent, with another agent or from a web server.
+//! Commission: a copy of files that a transfer service asks of this agent, with another agent or a web server.
 //!
 //! The session with another agent is the one of a third-party copy, numbered, with the grant of the service in its
 //! hellos. Runs in the thread of its caller. Refuses to retry: the service decides.
@@ -27,6 +27,10 @@ use crate::identity::{Fingerprint, Grant, Rights};
 use crate::lister::{Lister, QueryPlace};
 use crate::session::{Progress, SessionEvent};
 use crate::web::{Secret, TokenSource};
+
+mod outgoing;
+
+pub use outgoing::OutgoingFile;
 
 /// Copy that a transfer service asks of this agent.
 #[derive(Clone, Debug)]
@@ -66,9 +70,16 @@ pub enum Work {
         /// Digest that the file must have.
         expect: Option<Digest>,
     },
+    /// To a web server. The caller writes there what [`Commission::open_source`] reads.
+    ToWeb {
+        /// Source path beneath the roots of this agent.
+        source: Vec<u8>,
+        /// File.
+        destination: WebLocation,
+    },
 }
 
-/// Web servers from which an agent reads for a transfer service.
+/// Web servers that an agent uses for a transfer service: it reads from them and writes to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WebServers {
     /// Only these hosts. An empty list refuses all.
@@ -87,13 +98,14 @@ impl WebServers {
     }
 
     /// Checks that a server is allowed. Errors: `Denied`.
-    fn check(&self, source: &WebLocation) -> Result<(), Error> {
-        let host = canonical_host(source.host());
+    pub fn check(&self, at: &WebLocation) -> Result<(), Error> {
+        let host = canonical_host(at.host());
         match self {
             Self::Any => Ok(()),
             Self::These(hosts) if hosts.iter().any(|known| canonical_host(known) == host) => Ok(()),
             Self::These(_) => {
-                let text = format!("this agent does not read from {host}: its operator can allow it with --web {host}");
+                let text =
+                    format!("this agent does not connect to {host}: its operator can allow it with --web {host}");
                 Err(Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text))
             }
         }
@@ -167,6 +179,7 @@ impl Shared {
                     Request::Push { destination, several, overwrite, checks, expect, dry_run, targets },
                 )
             }
+            Work::ToWeb { source, destination } => self.outgoing(source, destination, &rights)?,
         };
         let hello = Hello { on_behalf_of: Some(service.0), ..Hello::new(session, asked) };
         let log = Arc::new(SessionLog::start(&self.log, (&service, &session), from, &hello, self.linger));

@@ -36,6 +36,7 @@ use crate::worker::{
 };
 
 mod known;
+mod put;
 mod transfers;
 
 use known::KnownServices;

@@ -23,6 +23,7 @@ use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, FileDigests, Loc
 use tokio::sync::Notify;
 use tracing::warn;
 
+use super::put::Storages;
 use crate::job::{ChecksumPolicy, Failure, Moved, OverwritePolicy, PathFacts, Task};
 use crate::worker::{End, FromAgent, Key, Order, Other, from_base64};
 
@@ -64,6 +65,7 @@ struct Ended {
 /// Transfers of this agent.
 pub(super) struct Transfers {
     agent: Arc<Agent>,
+    storages: Storages,
     state: Mutex<State>,
     /// Notified when a transfer has ended.
     ended: Notify,
@@ -82,7 +84,8 @@ pub(super) struct Service {
 
 impl Transfers {
     pub(super) fn new(agent: Arc<Agent>) -> Arc<Self> {
-        Arc::new(Self { agent, state: Mutex::default(), ended: Notify::new(), idle: Condvar::new() })
+        let (storages, state) = (Storages::default(), Mutex::default());
+        Arc::new(Self { agent, storages, state, ended: Notify::new(), idle: Condvar::new() })
     }
 
     /// Returns the agent.
@@ -213,11 +216,31 @@ impl Transfers {
         first.and_then(|key| state.running.get_mut(&key)).into_iter().for_each(|running| running.bytes.0 = bytes);
     }
 
+    /// Writes the file of an order to a web storage.
+    fn put(
+        self: &Arc<Self>,
+        service: Service,
+        order: &Order,
+        task: &Task,
+        commission: Arc<Commission>,
+        cancel: &Cancel,
+    ) -> Result<(), Error> {
+        let (transfers, shown) = (Arc::clone(self), order.clone());
+        let report = move |bytes| transfers.show(&shown, bytes);
+        let to = (service.key, self.agent.web_servers());
+        let moved = self.storages.put(to, order, task, &commission, cancel, report)?;
+        self.end(Key::of(task), Ok((moved, task.deletes_source.then_some((commission, 0)))));
+        Ok(())
+    }
+
     /// Runs the transfers of an order, and records their ends. Errors: no transfer has begun.
-    fn run(&self, service: Service, order: &Order, cancel: &Cancel) -> Result<(), Error> {
+    fn run(self: &Arc<Self>, service: Service, order: &Order, cancel: &Cancel) -> Result<(), Error> {
         let Some(first) = order.tasks.first() else { return Ok(()) };
         let spec = CommissionSpec { service: service.key, from: service.address, work: work_of(order)? };
         let commission = Arc::new(self.agent.commission(spec)?);
+        if matches!(order.other, Other::Web { .. }) && order.end == End::Source {
+            return self.put(service, order, first, commission, cancel);
+        }
         let (started, is_late) = (Instant::now(), AtomicBool::new(false));
         let time_max = first.options.timeout_s.map(|seconds| Duration::from_secs(u64::from(seconds)));
         let measured = Mutex::new(Measured::default());
@@ -391,8 +414,8 @@ fn work_of(order: &Order) -> Result<Work, Error> {
             Ok(Work::FromWeb { source, token, destination, overwrite, checks, expect })
         }
         Other::Web { .. } => {
-            let text = format!("send to {}: an agent only reads from web servers", first.destination);
-            Err(Error::new(ErrorKind::Usage, Scope::Service, Phase::Prepare, text))
+            let source = remote(&first.source)?.path;
+            Ok(Work::ToWeb { source, destination: WebLocation::parse(&http(&first.destination))? })
         }
     }
 }

@@ -20,7 +20,7 @@ use uuid::Uuid;
 use super::credentials;
 use super::row::{
     FILE_COLUMNS, JOB_COLUMNS, count_of, entries_of, file_of, file_state_of, from_json, id_of, job_of, job_state_of,
-    json, kind_name, kind_of, signed,
+    json, kind_name, kind_of, optional_json, signed, time_of,
 };
 use super::{
     Attempt, Audit, Change, Changed, Event, Feed, FileFilter, JobFilter, Outcome, Setting, Store, Stored, Submitted,

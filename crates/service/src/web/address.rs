@@ -1,9 +1,13 @@
-//! Addresses that the worker may connect to.
+//! Hosts and addresses that a worker may connect to.
 //!
 //! A user names hosts in a job, and a storage names others in a redirect. Neither may use the service to reach what
 //! only the service can reach. Decides by the address, after the name was resolved. Refuses to resolve names.
 
 use std::net::{IpAddr, Ipv4Addr};
+
+use sterna_net::agent::WebServers;
+use sterna_proto::Error;
+use sterna_proto::web::WebLocation;
 
 /// Addresses that hosts named in a job may have, besides public ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +23,31 @@ impl Default for AddressRules {
     /// loopback trust everybody who can reach them.
     fn default() -> Self {
         Self { loopback: false, private: true }
+    }
+}
+
+/// Hosts and addresses that a worker may connect to.
+#[derive(Clone, Debug)]
+pub struct ConnectRules {
+    /// Hosts: all at a service, and those that the operator allows at an agent.
+    pub hosts: WebServers,
+    /// Addresses that these may have.
+    pub addresses: AddressRules,
+}
+
+impl ConnectRules {
+    /// Checks the host of a location, which a job or a redirect names. Errors: `Denied`.
+    pub(super) fn check(&self, at: &WebLocation) -> Result<(), Error> {
+        self.hosts.check(at)
+    }
+
+    /// Returns true if a request may go to an address.
+    pub(super) fn allows(&self, reach: Reach, address: IpAddr) -> bool {
+        match self.hosts {
+            WebServers::Any => self.addresses.allows(reach, address),
+            // The operator has named each host, also those to which others redirect.
+            WebServers::These(_) => self.addresses.allows(Reach::Named, address),
+        }
     }
 }
 
@@ -44,7 +73,7 @@ pub(super) enum AddressKind {
 
 impl AddressRules {
     /// Returns true if a request may go to an address.
-    pub(super) fn allows(self, reach: Reach, address: IpAddr) -> bool {
+    fn allows(self, reach: Reach, address: IpAddr) -> bool {
         match (kind_of(address), reach) {
             (AddressKind::Public, _) => true,
             (AddressKind::Private, Reach::Named) => self.private,
@@ -118,5 +147,18 @@ mod tests {
         assert_eq!(allowed(all, Reach::Named), [true, true, true, false]);
         assert_eq!(allowed(all, Reach::Public), [true, false, false, false]);
         assert_eq!(allowed(AddressRules::default(), Reach::Named), [true, true, false, false]);
+    }
+
+    #[test]
+    fn hosts_that_an_operator_has_named_may_redirect_to_each_other_at_any_address() {
+        let addresses = AddressRules { loopback: true, private: true };
+        let private = "10.0.0.1".parse().unwrap();
+        let named = ConnectRules { hosts: WebServers::These(vec!["SE.example".to_owned()]), addresses };
+        assert!(named.allows(Reach::Public, private));
+        assert!(!named.allows(Reach::Named, "169.254.169.254".parse().unwrap()));
+        for (url, is_allowed) in [("https://se.example:1094/f", true), ("https://se.example.org/f", false)] {
+            assert_eq!(named.check(&WebLocation::parse(url).unwrap()).is_ok(), is_allowed, "{url}");
+        }
+        assert!(!ConnectRules { hosts: WebServers::Any, addresses }.allows(Reach::Public, private));
     }
 }

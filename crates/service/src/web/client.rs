@@ -224,6 +224,10 @@ impl Client {
         };
         let next = route.after(reference, reply.connection.is_public());
         let next = next.map_err(|text| request.failed(ErrorKind::Protocol, &text))?;
+        self.connections.check_host(&next.at).map_err(|e| {
+            let text = format!("a redirect to {}: {}", next.at, e.text());
+            request.failed(ErrorKind::Denied, &text)
+        })?;
         if request.passive_token.is_some() && route.at.is_encrypted() && !next.at.is_encrypted() {
             return Err(request.failed(ErrorKind::Denied, "a redirect to plain HTTP, which would show a token"));
         }

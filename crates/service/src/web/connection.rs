@@ -20,7 +20,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::address::{AddressKind, AddressRules, Reach, kind_of};
+use super::address::{AddressKind, ConnectRules, Reach, kind_of};
 use super::failure;
 use super::payload::Payload;
 use super::tls::Tls;
@@ -94,7 +94,7 @@ impl Connection {
 /// Connections to all storages.
 pub(super) struct Connections {
     tls: Tls,
-    rules: AddressRules,
+    rules: ConnectRules,
     idle: Mutex<HashMap<Key, Vec<(Instant, Connection)>>>,
     /// Original case of the names in [`MIXED_CASE`].
     case: Extensions,
@@ -102,7 +102,7 @@ pub(super) struct Connections {
 
 impl Connections {
     /// Creates it. Runs within a tokio runtime. Errors: `Internal`.
-    pub async fn new(tls: Tls, rules: AddressRules) -> Result<Self, Error> {
+    pub async fn new(tls: Tls, rules: ConnectRules) -> Result<Self, Error> {
         let case = mixed_case().await.map_err(|e| {
             let text = "prepare the names of headers";
             Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, text).caused_by(e)
@@ -115,6 +115,11 @@ impl Connections {
         self.case.clone()
     }
 
+    /// Checks that a host is allowed. Errors: `Denied`.
+    pub fn check_host(&self, at: &WebLocation) -> Result<(), Error> {
+        self.rules.check(at)
+    }
+
     /// Returns a connection: one that is kept, or a new one. `is_fresh`: only a new one.
     pub async fn connect(
         &self,
@@ -123,6 +128,7 @@ impl Connections {
         (scope, reach): (Scope, Reach),
         is_fresh: bool,
     ) -> Result<Connection, Error> {
+        self.check_host(at)?;
         let key = Key { origin: at.origin().to_owned(), identity: identity.clone() };
         while let Some(mut kept) = (!is_fresh).then(|| self.take(&key)).flatten() {
             let is_allowed = self.rules.allows(reach, kept.peer.ip());
@@ -211,7 +217,7 @@ impl Connections {
         for address in addresses {
             if !self.rules.allows(reach, address.ip()) {
                 let why = match reach {
-                    Reach::Named => "the rules of the service allow no storage at this address",
+                    Reach::Named => "the rules of this host allow no storage at this address",
                     Reach::Public => "a redirect from a public host leads to an address that is not public",
                 };
                 last = Some(failed(ErrorKind::Denied, format!("{}: {}: {why}", tried(), address.ip())));

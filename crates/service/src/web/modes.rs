@@ -16,7 +16,7 @@ const FORGET_AFTER: Duration = Duration::from_secs(3600);
 /// Maximum number of pairs. Reason: some MB of memory.
 const PAIRS_MAX: usize = 20_000;
 
-/// Way to move the bytes.
+/// Way to move the bytes. The first two can be left out for a pair of storages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Mode {
     /// The destination reads from the source.
@@ -25,10 +25,13 @@ pub(super) enum Mode {
     Push,
     /// This worker reads from the source and writes to the destination.
     Streamed,
+    /// This worker writes a file of its own host to the destination.
+    Put,
 }
 
 impl Mode {
-    /// Order in which they are tried. Reason: a pull fails at once if the source is missing, and leaves nothing there.
+    /// Order in which they are tried between storages. Reason: a pull fails at once if the source is missing, and
+    /// leaves nothing there.
     const ALL: [Self; 3] = [Self::Pull, Self::Push, Self::Streamed];
 
     /// Returns the name, in reports.
@@ -37,6 +40,7 @@ impl Mode {
             Self::Pull => "pull",
             Self::Push => "push",
             Self::Streamed => "streamed",
+            Self::Put => "put",
         }
     }
 }

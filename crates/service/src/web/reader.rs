@@ -1,4 +1,4 @@
-//! Bytes of a file at a storage, in order: by one request, or by several for ranges at the same time.
+//! Bytes of a file, in order: at a storage by one request, or by several for ranges at the same time; or of this host.
 //!
 //! One connection over a long path carries its window in a round trip, and several carry more. The memory for ranges
 //! that wait for earlier ones has a limit over all transfers. A range that breaks off is asked for again from where it
@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::client::{Client, End, Reply, Request};
+use super::local::LocalReader;
 use super::storage;
 
 /// Bytes of a range. Reason: a request for each costs a round trip, in which 10 Gbit/s carry 20 MB over 16 ms.
@@ -49,6 +50,7 @@ enum Kind {
         end: End,
     },
     Ranges(Ranges),
+    Local(LocalReader),
 }
 
 /// Ranges of a file, each read by a task of its own.
@@ -67,7 +69,12 @@ struct Ranges {
 }
 
 impl Reader {
-    /// Asks for a file. Errors: the storage refuses, or its file has another size or tag.
+    /// Creates the reader of a file of this host.
+    pub fn local(reader: LocalReader) -> Self {
+        Self(Kind::Local(reader))
+    }
+
+    /// Asks a storage for a file. Errors: the storage refuses, or its file has another size or tag.
     pub async fn open(
         client: &Arc<Client>,
         end: &End,
@@ -104,6 +111,7 @@ impl Reader {
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         match &mut self.0 {
             Kind::Ranges(ranges) => ranges.next().await,
+            Kind::Local(reader) => reader.next().await,
             Kind::Whole { reply, left_bytes, tried, end } => {
                 let request = Request {
                     method: "GET",

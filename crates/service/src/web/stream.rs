@@ -1,8 +1,8 @@
 //! Streamed transfer: this worker reads from the source and writes to the destination.
 //!
-//! For storages that cannot copy to each other. The body of the PUT starts after the destination agrees to it (`Expect:
-//! 100-continue`): a redirector answers with another place first, and a full storage refuses. Refuses to keep a file in
-//! memory or on disk.
+//! For storages that cannot copy to each other, and for files of this host. The body of the PUT starts after the
+//! destination agrees to it (`Expect: 100-continue`): a redirector answers with another place first, and a full storage
+//! refuses. Refuses to keep a file in memory or on disk.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use super::client::{Client, End, Reply, Request, Route};
 use super::payload::Payload;
 use super::progress::Progress;
 use super::reader::{Reader, SILENCE_MAX};
+use super::source::Source;
 use super::storage;
 
 /// Time for which the destination may be silent about the beginning. Source: RFC 9110, section 10.1.1, asks for a
@@ -37,8 +38,8 @@ const ANSWER_BYTES_PER_S: u64 = 50_000_000;
 pub(super) struct Stream<'a> {
     /// Client.
     pub client: &'a Arc<Client>,
-    /// File at the source.
-    pub source: &'a End,
+    /// Source.
+    pub source: &'a Source,
     /// Entity tag of that file.
     pub tag: Option<String>,
     /// File to write at the destination.
@@ -54,7 +55,7 @@ pub(super) struct Stream<'a> {
 }
 
 /// Bytes that are read once, with their digest.
-struct Source<'a> {
+struct Feed<'a> {
     reader: Reader,
     digests: InOrder,
     /// Bytes that were read.
@@ -62,7 +63,7 @@ struct Source<'a> {
     progress: &'a Progress,
 }
 
-impl Source<'_> {
+impl Feed<'_> {
     /// Reads the whole file into a connection, or until that is gone.
     async fn pump(&mut self, to: mpsc::Sender<Bytes>, request: &Request<'_>) -> Result<(), Error> {
         while let Some(bytes) = self.reader.next().await? {
@@ -86,16 +87,17 @@ impl Stream<'_> {
     /// Moves the file. Returns the digest of the bytes that were read.
     pub async fn run(self) -> Result<Option<Digest>, Error> {
         let checks = self.algorithm.map_or(Checks::NONE, |algorithm| Checks::NONE.with(algorithm));
-        let reader = Reader::open(self.client, self.source, self.size, self.tag.clone(), self.ranges).await?;
-        let mut source = Source { reader, digests: InOrder::new(checks), bytes: 0, progress: self.progress };
+        let checks = self.source.checks(checks);
+        let reader = self.source.open(self.client, self.size, self.tag.clone(), self.ranges).await?;
+        let mut feed = Feed { reader, digests: InOrder::new(checks), bytes: 0, progress: self.progress };
         let mut route = Route::new(self.target.at.clone());
         let request = self.request();
         let mut has_made_parents = false;
         loop {
-            let reply = self.put(&request, &route, &mut source).await?;
+            let reply = self.put(&request, &route, &mut feed).await?;
             if let Some(next) = self.client.redirected(&request, &route, &reply)? {
                 self.client.finish(reply).await;
-                if source.bytes > 0 {
+                if feed.bytes > 0 {
                     return Err(request.failed(ErrorKind::Protocol, "a redirect after the beginning of the file"));
                 }
                 route = next;
@@ -105,10 +107,9 @@ impl Stream<'_> {
             if matches!(reply.status, 404 | 409) && !has_made_parents {
                 self.client.finish(reply).await;
                 storage::make_parents(self.client, self.target).await?;
-                if source.bytes > 0 {
-                    let again = Reader::open(self.client, self.source, self.size, self.tag.clone(), self.ranges);
-                    source.reader = again.await?;
-                    (source.bytes, source.digests) = (0, InOrder::new(checks));
+                if feed.bytes > 0 {
+                    feed.reader = self.source.open(self.client, self.size, self.tag.clone(), self.ranges).await?;
+                    (feed.bytes, feed.digests) = (0, InOrder::new(checks));
                 }
                 has_made_parents = true;
                 continue;
@@ -117,10 +118,12 @@ impl Stream<'_> {
                 return Err(self.client.refused(&request, reply).await);
             }
             self.client.finish(reply).await;
-            if source.bytes < self.size {
+            if feed.bytes < self.size {
                 return Err(request.failed(ErrorKind::Protocol, "an answer before the end of the file"));
             }
-            return Ok(digest_of(source.digests, self.algorithm));
+            let digests = computed(feed.digests);
+            self.source.confirm(&digests).await?;
+            return Ok(self.algorithm.and_then(|algorithm| digests.digest(algorithm)));
         }
     }
 
@@ -135,7 +138,7 @@ impl Stream<'_> {
     }
 
     /// Sends the file once. Returns the answer, which may come before the end of the file.
-    async fn put(&self, request: &Request<'_>, route: &Route, source: &mut Source<'_>) -> Result<Reply, Error> {
+    async fn put(&self, request: &Request<'_>, route: &Route, feed: &mut Feed<'_>) -> Result<Reply, Error> {
         let (sender, receiver) = mpsc::channel(FRAMES_MAX);
         let agreed = Arc::new(Notify::new());
         let payload = if self.size > 0 { Payload::Stream(receiver) } else { Payload::Empty };
@@ -156,7 +159,7 @@ impl Stream<'_> {
             }
             tokio::select! {
                 reply = &mut sending => return reply,
-                pumped = source.pump(sender, request) => pumped?,
+                pumped = feed.pump(sender, request) => pumped?,
             }
         }
         match timeout(request.time, sending).await {
@@ -169,23 +172,18 @@ impl Stream<'_> {
     }
 }
 
-/// Reads a whole file, and returns its digest: of a storage that computes none.
-pub(super) async fn read_digest(
-    client: &Arc<Client>,
-    end: &End,
-    (size, tag): (u64, Option<String>),
-    algorithm: Algorithm,
-) -> Result<Option<Digest>, Error> {
-    let mut reader = Reader::open(client, end, size, tag, None).await?;
+/// Reads a whole file, and returns its digest: of a storage that computes none, or of this host.
+pub(super) async fn read_digest(mut reader: Reader, algorithm: Algorithm) -> Result<Option<Digest>, Error> {
     let mut digests = InOrder::new(Checks::NONE.with(algorithm));
     while let Some(bytes) = reader.next().await? {
         digests.update(&bytes);
     }
-    Ok(digest_of(digests, Some(algorithm)))
+    Ok(computed(digests).digest(algorithm))
 }
 
-fn digest_of(computed: InOrder, algorithm: Option<Algorithm>) -> Option<Digest> {
+/// Returns the digests that were computed. BLAKE3 never is: storages do not have it.
+fn computed(in_order: InOrder) -> FileDigests {
     let mut digests = FileDigests { blake3: [0; 32], adler32: None, crc32c: None, md5: None, sha256: None };
-    computed.finish_into(&mut digests);
-    digests.digest(algorithm?)
+    in_order.finish_into(&mut digests);
+    digests
 }

@@ -1,7 +1,8 @@
 //! TLS of the connections to storages.
 //!
 //! A certificate is verified by the authorities of the service, with their revocation lists, and else by those of the
-//! system. `SSL_CERT_FILE` and `SSL_CERT_DIR` replace those of the system. Refuses to skip a verification.
+//! system. An agent has those of the system only, as when it reads. `SSL_CERT_FILE` and `SSL_CERT_DIR` replace those of
+//! the system. Refuses to skip a verification.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,8 +33,8 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Creates them. Reads the authorities of the system once. Errors: TLS does not start.
-    pub fn new(trust: Arc<Trust>) -> Result<Self, Error> {
+    /// Creates them. Reads the authorities of the system once. `trust`: others. Errors: TLS does not start.
+    pub fn new(trust: Option<Arc<Trust>>) -> Result<Self, Error> {
         let provider = Arc::new(ring::default_provider());
         let found = rustls_native_certs::load_native_certs();
         for error in &found.errors {
@@ -91,7 +92,7 @@ fn config(verifier: Arc<StorageVerifier>, key: Option<CertifiedKey>) -> Result<A
 /// Verifier of the certificates of storages.
 #[derive(Debug)]
 struct StorageVerifier {
-    trust: Arc<Trust>,
+    trust: Option<Arc<Trust>>,
     /// Authorities of the system; `None`: it has none.
     system: Option<Arc<WebPkiServerVerifier>>,
     algorithms: WebPkiSupportedAlgorithms,
@@ -108,9 +109,10 @@ impl ServerCertVerifier for StorageVerifier {
     ) -> Result<ServerCertVerified, rustls::Error> {
         verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(now.as_secs());
-        let refused = match self.trust.check_server(end_entity, intermediates, at) {
-            Ok(()) => return Ok(ServerCertVerified::assertion()),
-            Err(error) => error,
+        let refused = match self.trust.as_ref().map(|trust| trust.check_server(end_entity, intermediates, at)) {
+            Some(Ok(())) => return Ok(ServerCertVerified::assertion()),
+            Some(Err(error)) => error,
+            None => rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer),
         };
         match &self.system {
             // A certificate that the service's own authorities have revoked stays refused.

@@ -1,4 +1,4 @@
-//! Transfers between HTTP and WebDAV storages: prepare, move, verify, give the file its name.
+//! Transfers to HTTP and WebDAV storages: prepare, move, verify, give the file its name.
 //!
 //! The bytes go to a temporary name in the directory of the destination. Its size and digest are compared before it
 //! gets the final name, so that a transfer that fails destroys nothing. Refuses to retry: the service decides.
@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sha1::{Digest as _, Sha1};
+use sterna_net::agent::OutgoingFile;
 use sterna_proto::{Digest, Error, ErrorKind, Phase, Retry, Scope};
 use tokio::time::timeout;
 
-use super::address::AddressRules;
+use super::address::ConnectRules;
 use super::cleanup::Temporary;
 use super::client::{Client, End};
 use super::connection::{Connections, Identity};
@@ -18,6 +19,8 @@ use super::digest::Check;
 use super::directories::Directories;
 use super::modes::{Mode, Modes, Pair};
 use super::progress::Progress;
+use super::reader::Reader;
+use super::source::Source;
 use super::storage::{Renamed, Stat};
 use super::stream::{Stream, read_digest};
 use super::third_party::{Failed, Then, ThirdParty};
@@ -56,7 +59,7 @@ pub struct Web {
 struct Transfer<'a> {
     web: &'a Web,
     task: &'a Task,
-    source: End,
+    source: Source,
     destination: End,
     check: Option<Check>,
     progress: Progress,
@@ -71,9 +74,9 @@ struct Arrived {
 }
 
 impl Web {
-    /// Creates it. `trust`: authorities of storages, besides those of the system; `name`: name of this service, which
+    /// Creates it. `trust`: authorities of storages, besides those of the system; `name`: name of the service, which
     /// no other has. Runs within a tokio runtime. Errors: `Internal`.
-    pub async fn open(trust: Arc<Trust>, rules: AddressRules, name: &str) -> Result<Self, Error> {
+    pub async fn open(trust: Option<Arc<Trust>>, rules: ConnectRules, name: &str) -> Result<Self, Error> {
         let connections = Connections::new(Tls::new(trust)?, rules).await?;
         let client = Arc::new(Client::new(connections, MEMORY_BLOCKS));
         Ok(Self { client, modes: Arc::default(), directories: Arc::default(), name: name.into() })
@@ -88,20 +91,27 @@ impl Web {
     ///
     /// Cancel safety: drop it; connections close, and the temporary file is deleted in the background.
     pub async fn transfer(&self, task: &Task, report: impl Fn(u64) + Send + Sync + 'static) -> Result<Moved, Error> {
-        self.run(task, Progress::new(report)).await
+        let source = end_of(task, &task.source, &task.credentials.source, Scope::Source)?;
+        self.run(task, Source::Storage(source), Progress::new(report)).await
     }
 
-    async fn run(&self, task: &Task, progress: Progress) -> Result<Moved, Error> {
-        let end = |text: &str, token: &Option<Secret>, scope| {
-            // A token is for this storage; a proxy is for all.
-            let proxy = task.credentials.proxy.clone().filter(|_| token.is_none());
-            location::read(text).map(|at| End { at, identity: Identity { token: token.clone(), proxy }, scope })
-        };
+    /// Writes a file of this host to the destination of a task. Does not look at its source. As [`Web::transfer`] in
+    /// all else.
+    pub async fn put(
+        &self,
+        task: &Task,
+        file: Arc<OutgoingFile>,
+        report: impl Fn(u64) + Send + Sync + 'static,
+    ) -> Result<Moved, Error> {
+        self.run(task, Source::Local(file), Progress::new(report)).await
+    }
+
+    async fn run(&self, task: &Task, source: Source, progress: Progress) -> Result<Moved, Error> {
         let transfer = Transfer {
             web: self,
             task,
-            source: end(&task.source, &task.credentials.source, Scope::Source)?,
-            destination: end(&task.destination, &task.credentials.destination, Scope::Destination)?,
+            source,
+            destination: end_of(task, &task.destination, &task.credentials.destination, Scope::Destination)?,
             check: Check::of(task)?,
             progress,
         };
@@ -114,6 +124,13 @@ impl Web {
     }
 }
 
+/// Returns the storage at one end of a task. Errors: `Usage`.
+fn end_of(task: &Task, location: &str, token: &Option<Secret>, scope: Scope) -> Result<End, Error> {
+    // A token is for this storage; a proxy is for all.
+    let proxy = task.credentials.proxy.clone().filter(|_| token.is_none());
+    location::read(location).map(|at| End { at, identity: Identity { token: token.clone(), proxy }, scope })
+}
+
 /// Returns the error of an attempt that took too long.
 fn too_long(limit: Duration) -> Error {
     let text = format!("the transfer did not end within {} s", limit.as_secs());
@@ -123,8 +140,7 @@ fn too_long(limit: Duration) -> Error {
 impl Transfer<'_> {
     /// Runs. `time`: time limit for an empty file; a larger one has more.
     async fn run(&self, time: Option<Duration>) -> Result<Moved, Error> {
-        let source = self.prepare_source().await?;
-        let size = self.size_of(&source)?;
+        let (size, source) = self.prepare_source().await?;
         if let Some(there) = self.prepare_destination(size, &source).await? {
             return Ok(there);
         }
@@ -137,29 +153,15 @@ impl Transfer<'_> {
         &self.web.client
     }
 
-    /// Looks at the source, and compares its digest with the given one.
-    async fn prepare_source(&self) -> Result<Stat, Error> {
+    /// Looks at the source, and compares its digest and its size with the given ones. Returns size and state.
+    async fn prepare_source(&self) -> Result<(u64, Stat), Error> {
         let wanted = self.check.filter(|check| check.has_source()).map(|check| check.algorithm);
-        let stat = storage::stat(self.client(), &self.source, Phase::Prepare, wanted).await?;
-        let missing = || {
-            let text = format!("HEAD {}: 404: there is no such file", self.source.at);
-            failure::error(ErrorKind::NotFound, Scope::Source, Phase::Prepare, text)
-        };
-        let stat = stat.ok_or_else(missing)?;
+        let (size, stat) = self.source.stat(self.client(), wanted).await?;
         if let (Some(check), Some(found)) = (self.check, stat.digest) {
             self.compare_with_given(check, found)?;
         }
-        Ok(stat)
-    }
-
-    /// Returns the size of the source. Errors: it has none, or another one than the user gave.
-    fn size_of(&self, source: &Stat) -> Result<u64, Error> {
-        let Some(size) = source.size else {
-            let text = format!("HEAD {}: no Content-Length, and a file of unknown size is not moved", self.source.at);
-            return Err(failure::error(ErrorKind::Protocol, Scope::Source, Phase::Prepare, text));
-        };
         match self.task.size.filter(|given| *given != size && *given != 0) {
-            None => Ok(size),
+            None => Ok((size, stat)),
             Some(given) => {
                 // Source of the text: FTS3.
                 let text = format!("Source and user provided file size mismatch: {size} and {given}");
@@ -188,15 +190,26 @@ impl Transfer<'_> {
         let Some(there) = storage::stat(self.client(), &self.destination, Phase::Prepare, wanted).await? else {
             return Ok(None);
         };
-        let is_same = there.size == Some(size)
-            && match (source.digest, there.digest) {
-                (Some(one), Some(other)) => one == other,
-                _ => true,
+        if self.task.is_repeated() && there.size == Some(size) {
+            let of_source = match source.digest {
+                None if there.digest.is_some() => self.digest_here(size).await?,
+                of_source => of_source,
             };
-        if self.task.is_repeated() && is_same {
-            return Ok(Some(Moved { size: Some(size), ..Moved::default() }));
+            if of_source.is_none() || there.digest.is_none() || of_source == there.digest {
+                return Ok(Some(Moved { size: Some(size), ..Moved::default() }));
+            }
         }
         Err(Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, DESTINATION_EXISTS))
+    }
+
+    /// Returns the digest of a file of this host; `None`: the source is at a storage, or no digest is wanted.
+    async fn digest_here(&self, size: u64) -> Result<Option<Digest>, Error> {
+        match (&self.source, self.check) {
+            (Source::Local(_), Some(check)) => {
+                read_digest(self.source.open(self.client(), size, None, None).await?, check.algorithm).await
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Moves the file, and gives it its name.
@@ -247,7 +260,12 @@ impl Transfer<'_> {
 
     /// Moves the bytes by the first way that works.
     async fn fetch(&self, target: &End, size: u64, source: &Stat, is_temporary: bool) -> Result<Arrived, Error> {
-        let pair: Pair = (self.source.at.origin().to_owned(), self.destination.at.origin().to_owned());
+        let Some(from) = self.source.storage() else {
+            let began = Instant::now();
+            let read = self.stream(target, size, source).await?;
+            return Ok(Arrived { mode: Mode::Put, read, time: began.elapsed() });
+        };
+        let pair: Pair = (from.at.origin().to_owned(), self.destination.at.origin().to_owned());
         let (mut last, mut refused) = (None, Vec::new());
         for mode in self.web.modes.order(&pair, Instant::now()) {
             // A server that takes a push for a copy within itself leaves a file of the same name there.
@@ -255,7 +273,7 @@ impl Transfer<'_> {
                 continue;
             }
             let began = Instant::now();
-            match self.fetch_by(mode, target, size, source).await {
+            match self.fetch_by(mode, from, target, size, source).await {
                 Ok(read) => {
                     // Not before: a source that is down looks like one that the destination cannot reach.
                     self.web.modes.handle_worked(&pair, mode, &refused, Instant::now());
@@ -273,19 +291,37 @@ impl Transfer<'_> {
         Err(last.unwrap_or_else(|| too_long(Duration::ZERO)))
     }
 
-    async fn fetch_by(&self, mode: Mode, target: &End, size: u64, source: &Stat) -> Result<Option<Digest>, Failed> {
-        let (client, progress) = (self.client(), &self.progress);
-        let lanes = self.task.options.lanes;
+    async fn fetch_by(
+        &self,
+        mode: Mode,
+        from: &End,
+        target: &End,
+        size: u64,
+        source: &Stat,
+    ) -> Result<Option<Digest>, Failed> {
         if mode == Mode::Streamed {
-            let algorithm = self.check.map(|check| check.algorithm);
-            let tag = source.tag.clone();
-            let stream = Stream { client, source: &self.source, tag, target, size, ranges: lanes, algorithm, progress };
-            return Ok(stream.run().await?);
+            return Ok(self.stream(target, size, source).await?);
         }
+        let (client, progress, streams) = (self.client(), &self.progress, self.task.options.lanes);
         let may_replace = target.at != self.destination.at || self.may_replace();
-        let copy = ThirdParty { client, source: &self.source, target, size, may_replace, streams: lanes, progress };
+        let copy = ThirdParty { client, source: from, target, size, may_replace, streams, progress };
         copy.run(mode).await?;
         Ok(None)
+    }
+
+    /// Writes what this worker reads from the source. Returns the digest of the bytes.
+    async fn stream(&self, target: &End, size: u64, source: &Stat) -> Result<Option<Digest>, Error> {
+        let stream = Stream {
+            client: self.client(),
+            source: &self.source,
+            tag: source.tag.clone(),
+            target,
+            size,
+            ranges: self.task.options.lanes,
+            algorithm: self.check.map(|check| check.algorithm),
+            progress: &self.progress,
+        };
+        stream.run().await
     }
 
     /// Compares size and digests of the file that has arrived. Returns the checksum that was compared.
@@ -317,7 +353,8 @@ impl Transfer<'_> {
         arrived: &Arrived,
     ) -> Result<Option<Digest>, Error> {
         let at_source = async || {
-            let digest = read_digest(self.client(), &self.source, (size, source.tag.clone()), check.algorithm).await?;
+            let reader = self.source.open(self.client(), size, source.tag.clone(), None).await?;
+            let digest = read_digest(reader, check.algorithm).await?;
             digest.map_or(Ok(()), |digest| self.compare_with_given(check, digest)).map(|()| digest)
         };
         if let (Some(read), Some(reported)) = (arrived.read, source.digest)
@@ -340,7 +377,10 @@ impl Transfer<'_> {
         }
         let of_target = match there.digest {
             Some(digest) => Some(digest),
-            None => read_digest(self.client(), target, (size, there.tag.clone()), check.algorithm).await?,
+            None => {
+                let reader = Reader::open(self.client(), target, size, there.tag.clone(), None).await?;
+                read_digest(reader, check.algorithm).await?
+            }
         };
         let (Some(expected), Some(found)) = (known, of_target) else { return Ok(known.or(of_target)) };
         if expected == found {

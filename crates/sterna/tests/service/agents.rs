@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
@@ -14,12 +14,14 @@ use tempfile::TempDir;
 use crate::client::Serve;
 
 /// Agent that serves one directory to the transfers of a service.
-struct Agent {
+pub struct Agent {
     process: Option<Child>,
     directory: TempDir,
     site: String,
     fingerprint: String,
     flags: Vec<String>,
+    /// Variables of its environment.
+    variables: Vec<(String, PathBuf)>,
 }
 
 impl Agent {
@@ -32,24 +34,31 @@ impl Agent {
         let fingerprint = String::from_utf8(id.stdout).unwrap().trim().to_owned();
         let service = ["--service", serve.url(), "--capath", serve.capath()];
         let flags = service.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
-        Self { process: None, directory, site: site.to_owned(), fingerprint, flags }
+        Self { process: None, directory, site: site.to_owned(), fingerprint, flags, variables: Vec::new() }
     }
 
     /// Starts an agent of a site.
-    fn start(serve: &Serve, site: &str, flags: &[&str]) -> Self {
+    pub fn start(serve: &Serve, site: &str, flags: &[&str]) -> Self {
+        Self::start_with(serve, site, flags, &[])
+    }
+
+    /// Starts an agent of a site with variables in its environment.
+    pub fn start_with(serve: &Serve, site: &str, flags: &[&str], variables: &[(&str, &Path)]) -> Self {
         let mut agent = Self::new(serve, site, flags);
+        agent.variables = variables.iter().map(|(name, value)| ((*name).to_owned(), value.to_path_buf())).collect();
         set_site(serve, site, &[&agent.fingerprint]);
         agent.run();
         agent
     }
 
-    fn run(&mut self) {
+    pub fn run(&mut self) {
         let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
             .args(["agent", "--listen", "127.0.0.1:0", "--root"])
             .arg(self.directory.path().join("root"))
             .arg("--state")
             .arg(self.directory.path().join("state"))
             .args(&self.flags)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -60,7 +69,7 @@ impl Agent {
         self.process = Some(process);
     }
 
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             let _ = process.kill();
             let _ = process.wait();
@@ -72,11 +81,11 @@ impl Agent {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join("root").join(name)
     }
 
-    fn url(&self, name: &str) -> String {
+    pub fn url(&self, name: &str) -> String {
         format!("sterna://{}/{name}", self.site)
     }
 }
@@ -193,7 +202,7 @@ fn failures_of_agents_have_scope_and_number() {
 }
 
 /// Version of a published file. A second delivery would change its inode.
-fn version(path: &std::path::Path) -> Option<u64> {
+fn version(path: &Path) -> Option<u64> {
     path.metadata().ok().map(|found| found.ino())
 }
 

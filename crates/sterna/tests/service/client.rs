@@ -162,10 +162,15 @@ impl Serve {
         self.state.path()
     }
 
-    /// Ends the process as a power cut would, and starts another one on the same state.
-    pub fn kill_and_start(&mut self) {
+    /// Ends the process as a power cut would.
+    pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+    }
+
+    /// Ends the process as a power cut would, and starts another one on the same state.
+    pub fn kill_and_start(&mut self) {
+        self.kill();
         self.process = start(self.state.path(), self.port, &self.arguments, &self.variables).0;
     }
 

@@ -13,11 +13,13 @@ mod hostile;
 mod http;
 mod people;
 mod properties;
+mod relay;
 mod replies;
 mod secrets;
 mod semantics;
 mod servers;
 mod storages;
+mod to_storages;
 mod upload;
 
 use client::Serve;

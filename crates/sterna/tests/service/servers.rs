@@ -136,6 +136,11 @@ impl Storage {
         format!("{}/{name}", self.origin)
     }
 
+    /// Returns the port.
+    pub fn port(&self) -> u16 {
+        self.origin.rsplit(':').next().unwrap().parse().unwrap()
+    }
+
     /// Returns the location of a file with another scheme.
     pub fn url_with(&self, scheme: &str, name: &str) -> String {
         self.url(name).replacen("http", scheme, 1)

@@ -11,33 +11,33 @@ use crate::job_id;
 use crate::servers::Storage;
 
 /// Bytes of a large file: several ranges, and not a whole number of them.
-const LARGE: usize = (40 << 20) + 12_345;
+pub const LARGE: usize = (40 << 20) + 12_345;
 
 /// Configuration of nginx that sends 1 MB/s from one directory.
 const SLOW: &str = "location /slow/ { limit_rate 1m; }";
 
 /// File of a job, as the interface shows it.
-struct Outcome {
-    job: Value,
-    native: Value,
-    reason: String,
+pub struct Outcome {
+    pub job: Value,
+    pub native: Value,
+    pub reason: String,
 }
 
 impl Outcome {
     /// Returns the way that the bytes went. Panics unless the file has arrived.
-    fn way(&self) -> &str {
+    pub fn way(&self) -> &str {
         assert_eq!(self.job["job_state"], "FINISHED", "{} {}", self.reason, self.job);
         self.native["by"].as_str().unwrap_or_default()
     }
 
     /// Panics unless the file has failed for a reason that begins so.
-    fn assert_failed(&self, reason: &str) {
+    pub fn assert_failed(&self, reason: &str) {
         assert!(self.job["job_state"] == "FAILED" && self.reason.starts_with(reason), "{} {}", self.reason, self.job);
     }
 }
 
 /// Submits one file. Returns the job.
-fn submit(serve: &Serve, file: Value, params: &Value) -> String {
+pub fn submit(serve: &Serve, file: Value, params: &Value) -> String {
     let (status, body) = serve.request("POST", "/jobs", &json!({"files": [file], "params": params}).to_string());
     assert_eq!(status, 200, "{body}");
     let reply: Value = serde_json::from_str(&body).unwrap();
@@ -45,7 +45,7 @@ fn submit(serve: &Serve, file: Value, params: &Value) -> String {
 }
 
 /// Returns the only file of a job that ends.
-fn wait(serve: &Serve, id: &str) -> Outcome {
+pub fn wait(serve: &Serve, id: &str) -> Outcome {
     let job = serve.wait_for_end(id);
     let json = |path: String| {
         let (status, body) = serve.request("GET", &path, "");
@@ -58,28 +58,28 @@ fn wait(serve: &Serve, id: &str) -> Outcome {
 }
 
 /// Runs one file without further attempts.
-fn run(serve: &Serve, source: &str, destination: &str, params: Value) -> Outcome {
+pub fn run(serve: &Serve, source: &str, destination: &str, params: Value) -> Outcome {
     run_file(serve, json!({"sources": [source], "destinations": [destination]}), params)
 }
 
-fn run_file(serve: &Serve, file: Value, mut params: Value) -> Outcome {
+pub fn run_file(serve: &Serve, file: Value, mut params: Value) -> Outcome {
     params["retry"] = json!(-1);
     wait(serve, &submit(serve, file, &params))
 }
 
-fn adler32(bytes: &[u8]) -> String {
+pub fn adler32(bytes: &[u8]) -> String {
     format!("ADLER32:{:08x}", simd_adler32::adler32(&bytes))
 }
 
 /// Waits until a condition holds.
-fn until(mut holds: impl FnMut() -> bool) {
+pub fn until(mut holds: impl FnMut() -> bool) {
     while !holds() {
         std::thread::yield_now();
     }
 }
 
 /// Returns true if a directory has a file with bytes.
-fn has_bytes(directory: &Path) -> bool {
+pub fn has_bytes(directory: &Path) -> bool {
     let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
     files.filter_map(|file| file.metadata().ok()).any(|file| file.is_file() && file.len() > 0)
 }

@@ -377,7 +377,7 @@ pub struct FileView {
     /// Limits of the last attempt, the largest share first.
     pub limits: Vec<LimitShare>,
     /// Way of the bytes: `sterna` (from agent to agent), `pull` (the destination read), `push` (the source wrote),
-    /// `streamed` (through the service) or `mock`.
+    /// `streamed` (through the service), `put` (an agent wrote) or `mock`.
     pub by: Option<String>,
     /// Checksum that was compared, `ALGORITHM:value`.
     pub checksum: Option<String>,
