@@ -7,8 +7,8 @@ use crate::client::Serve;
 /// Submits a job of three files that take long. Returns its identifier.
 fn submit_slow(serve: &Serve) -> String {
     let file = |name: &str| json!({"sources": ["mock://a.example/f?size=1"], "destination": format!("mock://b.example/{name}?time=600")});
-    let (status, body) =
-        serve.request("POST", "/api/v1/jobs", &json!({"files": files}).to_string());
+    let files = ["x", "y", "z"].map(file);
+    let (status, body) = serve.request("POST", "/api/v1/jobs", &json!({"files": files}).to_string());
     assert_eq!(status, 201, "{body}");
     serde_json::from_str::<Value>(&body).unwrap()["id"].as_str().unwrap().to_owned()
 }
@@ -45,7 +45,6 @@ fn a_follower_starts_at_the_present_and_sees_every_file_end() {
         let of_files = changes.iter().filter(|change| !change["file"].is_null() && change["state"] == "cancelled");
         of_files.map(|change| change["file"].as_u64().unwrap()).collect::<Vec<u64>>()
     };
-    let files = ["x", "y", "z"].map(file);
     assert_eq!(ended(&streamed).len(), 3, "{streamed:?}");
     let paged = page(&serve, &format!("?after={}", begin["cursor"]));
     assert_eq!(paged["changes"].as_array().unwrap(), &streamed, "pages have the same");
