@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::ByteCount;
 use sterna_sched::queue::{FileNumber, QueuedFile};
-use sterna_sched::scheduler::{EndpointLimits, Limits, Link, QueueName, Scheduler, Shares};
+use sterna_sched::scheduler::Scheduler;
+use sterna_sched::settings::{EndpointLimits, Limits, Link, QueueName, Shares};
 use sterna_sched::time::UnixTime;
 
 const FILES: u64 = 1_000_000;

@@ -19,10 +19,10 @@ const PAUSE_MIN: Duration = Duration::from_secs(15);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// State of an endpoint. Edges: closed -> open at a refusal; open -> trying when a transfer starts after the pause;
-/// open -> open, for twice the time, at a refusal after the pause; trying -> closed when that transfer arrives, or fails
-/// for a reason that is no refusal; trying -> open, for twice the time, at any refusal; trying -> open without a pause
-/// when that transfer ends and the endpoint had no part in that. Ends of other transfers that are no refusals change
-/// nothing.
+/// open -> open, for twice the time, at a refusal after the pause; trying -> closed when that transfer arrives, or
+/// fails for a reason that is no refusal; trying -> open, for twice the time, at any refusal; trying -> open without a
+/// pause when that transfer ends and the endpoint had no part in that. Ends of other transfers that are no refusals
+/// change nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// Takes transfers.

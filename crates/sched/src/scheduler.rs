@@ -8,7 +8,7 @@
 //!
 //! The cost of a turn grows with the links that have files and with the files that start, not with the files that wait.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,137 +16,14 @@ use std::time::Duration;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount, Error, Scope};
 
-use crate::breaker::{Blocked, Breaker};
+use crate::breaker::Breaker;
 use crate::order::{Due, Order};
 use crate::queue::{FileNumber, Queue, QueuedFile, RATE_ASSUMED};
 use crate::replica::Pending;
-use crate::share::{RoundRobin, Share, Waiting};
+use crate::settings::{Limits, Link, Name, QueueName, Shares};
+use crate::share::{RoundRobin, Waiting};
 use crate::time::UnixTime;
-
-/// Name of a storage endpoint, of a VO or of an activity.
-pub type Name = Arc<str>;
-
-/// Link: a source and a destination endpoint.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Link {
-    /// Source endpoint.
-    pub source: Name,
-    /// Destination endpoint.
-    pub destination: Name,
-}
-
-/// Name that stands for every endpoint in the settings of links and endpoints.
-pub const ANY: &str = "*";
-
-/// Returns the most precise setting of a link: for both endpoints, the source, the destination, or all links. Source of
-/// the order: FTS3.
-fn most_precise<'a, T>(settings: &'a BTreeMap<Link, T>, link: &Link) -> Option<&'a T> {
-    if settings.is_empty() {
-        return None;
-    }
-    let any = || Name::from(ANY);
-    let (source, destination) = (|| Arc::clone(&link.source), || Arc::clone(&link.destination));
-    settings
-        .get(link)
-        .or_else(|| settings.get(&Link { source: source(), destination: any() }))
-        .or_else(|| settings.get(&Link { source: any(), destination: destination() }))
-        .or_else(|| settings.get(&Link { source: any(), destination: any() }))
-}
-
-/// Limits of an endpoint: transfers under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndpointLimits {
-    /// Maximum to the endpoint.
-    pub inbound: usize,
-    /// Maximum from the endpoint.
-    pub outbound: usize,
-}
-
-/// Limits of the transfers under way.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Limits {
-    /// Maximum of all together; 0: an operator has drained the service.
-    pub all: usize,
-    /// Maximum of a link that no setting names.
-    pub link: usize,
-    /// Maximum of links; [`ANY`] stands for every endpoint, and the most precise setting counts.
-    pub links: BTreeMap<Link, usize>,
-    /// Limits of an endpoint that no setting names.
-    pub endpoint: EndpointLimits,
-    /// Limits of endpoints.
-    pub endpoints: BTreeMap<Name, EndpointLimits>,
-    /// Maximum of named VOs; the others have none.
-    pub vos: BTreeMap<Name, usize>,
-}
-
-impl Default for Limits {
-    /// Returns the limits that FTS3 begins with: 66 transfers on a link, 200 at an endpoint.
-    fn default() -> Self {
-        Self {
-            all: 10_000,
-            link: 66,
-            links: BTreeMap::new(),
-            endpoint: EndpointLimits { inbound: 200, outbound: 200 },
-            endpoints: BTreeMap::new(),
-            vos: BTreeMap::new(),
-        }
-    }
-}
-
-/// Shares of links.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Shares {
-    /// Shares of VOs on links; [`ANY`] stands for every endpoint, and the most precise setting counts. A VO that it
-    /// does not name has the share of [`PUBLIC`], or an equal one.
-    pub links: BTreeMap<Link, BTreeMap<Name, Share>>,
-    /// Shares of the activities of a VO; the others have that of `default`, or an equal one.
-    pub activities: BTreeMap<Name, BTreeMap<Name, Share>>,
-    /// VOs whose files start in order of submission: neither priorities nor activities count.
-    pub in_order: BTreeSet<Name>,
-}
-
-/// Activity whose share the activities without one have. Source: FTS3.
-pub const ACTIVITY_DEFAULT: &str = "default";
-
-/// VO whose share the VOs without one have. Source: FTS3.
-pub const PUBLIC: &str = "public";
-
-impl Shares {
-    fn order_of(&self, vo: &Name) -> Order {
-        if self.in_order.contains(vo) { Order::Submission } else { Order::Priority }
-    }
-
-    /// Returns the name of the queue of a file within its VO: its activity, or for a VO in order that of the VO.
-    fn queue_in_vo<'a>(&self, queue: &'a QueueName) -> &'a Name {
-        if self.in_order.contains(&queue.vo) { &queue.vo } else { &queue.activity }
-    }
-
-    fn of_vo(&self, link: &Link, vo: &Name) -> Share {
-        let Some(shares) = most_precise(&self.links, link) else { return Share::default() };
-        shares.get(vo).or_else(|| shares.get(PUBLIC)).copied().unwrap_or_default()
-    }
-
-    fn of_activity(&self, vo: &Name, activity: &Name) -> Share {
-        if self.in_order.contains(vo) {
-            // All files of the VO are in one queue.
-            return Share::default();
-        }
-        let shares = self.activities.get(vo);
-        let share = |name: &str| shares.and_then(|shares| shares.get(name)).copied();
-        share(activity).or_else(|| share(ACTIVITY_DEFAULT)).unwrap_or_default()
-    }
-}
-
-/// Queue in which a file waits.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct QueueName {
-    /// Link.
-    pub link: Link,
-    /// VO.
-    pub vo: Name,
-    /// Activity.
-    pub activity: Name,
-}
+use crate::why::{Waits, Why};
 
 /// Maximum number of files that share a session. Reason: their paths travel in the hello of each lane, which has room
 /// for 32 kB; a session that fails fails for all of them.
@@ -178,62 +55,6 @@ pub struct QueuedOnLink {
     pub active: u64,
     /// Data that waits, by the weight of its activity.
     pub pending: Vec<Pending>,
-}
-
-/// Reason why a file waits, and its place.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Why {
-    /// What keeps it from starting.
-    pub waits: Waits,
-    /// Number of the files before it in its queue.
-    pub files: usize,
-    /// Size of these files.
-    pub size: ByteCount,
-    /// Expected time until it starts: that of the files before it, and at least that of a retry or a pause. After the
-    /// end of a ban, of a drain or of the absence of agents: nobody knows when they end. `None`: the rate of the link is
-    /// not known.
-    pub expected: Option<Duration>,
-    /// Its deadline has passed. It starts all the same.
-    pub is_late: bool,
-}
-
-/// What keeps a file from starting.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Waits {
-    /// An operator has drained the service.
-    Drained,
-    /// Its last attempt has failed; the next one starts at this time at the earliest.
-    Retry(UnixTime),
-    /// The maximum of transfers under way is reached.
-    Limit {
-        /// Limit, for people: `link`, `source`, `destination`, `VO` or `service`.
-        of: &'static str,
-        /// Maximum.
-        most: usize,
-    },
-    /// An operator has banned an endpoint.
-    Banned(Name),
-    /// No agent of an endpoint is connected.
-    Absent(Name),
-    /// An endpoint has refused transfers.
-    Refusing {
-        /// Endpoint.
-        endpoint: Name,
-        /// Reason and time.
-        blocked: Blocked,
-    },
-    /// Other files go first.
-    Turn,
-}
-
-impl Waits {
-    /// Returns the time until this reason ends; `None`: it is not known.
-    fn ends_in(&self, now: UnixTime) -> Option<Duration> {
-        match self {
-            Self::Retry(then) | Self::Refusing { blocked: Blocked::Until(then), .. } => Some(then.since(now)),
-            _ => None,
-        }
-    }
 }
 
 /// State of an endpoint.
@@ -450,8 +271,7 @@ impl Scheduler {
 
     /// Returns the links that have files, each with its maximum of transfers.
     pub fn links(&self) -> BTreeMap<Link, usize> {
-        let most = |link: &Link| most_precise(&self.limits.links, link).copied().unwrap_or(self.limits.link);
-        self.links.keys().map(|link| (link.clone(), most(link))).collect()
+        self.links.keys().map(|link| (link.clone(), self.limits.of_link(link))).collect()
     }
 
     /// Returns the files that wait and that are under way on a link.
@@ -488,7 +308,8 @@ impl Scheduler {
         let shares = &self.shares;
         let link = self.links.get_mut(name)?;
         let rate = link.file_rate.unwrap_or(RATE_ASSUMED);
-        // The first file of each activity, and of each VO that of the activity whose turn it is, or the most urgent one.
+        // The first file of each activity, and of each VO that of the activity whose turn it is, or the most urgent
+        // one.
         let mut vos = Vec::new();
         let mut candidates = BTreeMap::new();
         for (vo, queues) in link.vos.iter_mut().filter(|(vo, _)| !full.contains(vo)) {
@@ -633,7 +454,7 @@ impl Scheduler {
             return Some(Waits::Drained);
         }
         let limit = |of, count: usize, most: usize| (count >= most).then_some(Waits::Limit { of, most });
-        let most = most_precise(&self.limits.links, name).copied().unwrap_or(self.limits.link);
+        let most = self.limits.of_link(name);
         limit("service", self.active, self.limits.all).or_else(|| limit("link", link.active, most)).or_else(|| {
             let ends = [(&name.source, "source"), (&name.destination, "destination")];
             ends.into_iter().find_map(|(endpoint, of)| {
@@ -665,10 +486,13 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use sterna_proto::{ErrorKind, Phase};
     use sterna_seeded::{Seeded, for_seeds};
 
     use super::*;
+    use crate::settings::{ACTIVITY_DEFAULT, ANY, EndpointLimits, PUBLIC};
+    use crate::share::Share;
 
     const NOW: UnixTime = UnixTime(1_800_000_000_000);
     const MB: u64 = 1_000_000;
@@ -854,7 +678,7 @@ mod tests {
                 if number == changes_at {
                     scheduler.set_shares(in_order.clone(), at(number));
                 }
-                // Of those in a group of five, the later numbers were submitted first.
+                // In a group of five, the later numbers were submitted first.
                 let submitted = at(number / 5 * 5 + 4 - number % 5);
                 let activity = ["x", "y", "z"][random.index(3)];
                 let priority = 1 + random.below(5) as u8;
@@ -969,21 +793,6 @@ mod tests {
         assert!((0..2).all(|_| run(&mut scheduler, later).file.0 != 92));
         scheduler.set_file_rates(|of| (*of == link).then_some(BitRate(10_000_000)));
         assert!((0..2).any(|_| run(&mut scheduler, later).file.0 == 92));
-    }
-
-    #[test]
-    fn the_most_precise_setting_of_a_link_counts() {
-        let mut settings = BTreeMap::new();
-        let ab = link("a", "b");
-        assert_eq!(most_precise(&settings, &ab), None);
-        for (number, (source, destination)) in [(ANY, ANY), (ANY, "b"), ("a", ANY), ("a", "b")].into_iter().enumerate()
-        {
-            settings.insert(link(source, destination), number);
-            assert_eq!(most_precise(&settings, &ab), Some(&number));
-        }
-        assert_eq!(most_precise(&settings, &link("x", "b")), Some(&1));
-        assert_eq!(most_precise(&settings, &link("a", "x")), Some(&2));
-        assert_eq!(most_precise(&settings, &link("b", "a")), Some(&0));
     }
 
     #[test]

@@ -101,8 +101,8 @@ impl<K: Ord + Clone> RoundRobin<K> {
         }
     }
 
-    /// Chooses a queue although it may not be its turn. Its credit pays, also below 0, so that its next turns come later.
-    /// `None`: the queue has no files.
+    /// Chooses a queue although it may not be its turn. Its credit pays, also below 0, so that its next turns come
+    /// later. `None`: the queue has no files.
     pub fn choose_queue(&mut self, waiting: &[Waiting<K>], queue: &K) -> Option<Choice<K>> {
         let at = waiting.iter().position(|waiting| waiting.queue == *queue)?;
         let shares: Vec<Share> = waiting.iter().map(|waiting| waiting.share).collect();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use sterna_proto::{BitRate, ByteCount};
 
 use crate::replica::SourceStats;
-use crate::scheduler::Link;
+use crate::settings::Link;
 use crate::time::UnixTime;
 
 /// Period of the statistics. Source: FTS3 takes means of the last hour.
@@ -33,8 +33,8 @@ const BUCKETS: usize = 12;
 const BUCKET_MS: i64 = 300_000;
 
 /// Maximum number of idle times of a link that are remembered, to notice a long transfer that was under way meanwhile.
-/// Reason: a long transfer rarely covers more of them, and the shortest ones are forgotten first. A forgotten one counts
-/// as idle: the throughput is too high by that time.
+/// Reason: a long transfer rarely covers more of them, and the shortest ones are forgotten first. A forgotten one
+/// counts as idle: the throughput is too high by that time.
 const IDLE_MAX: usize = 15;
 
 /// Maximum memory of all links, in bytes. Source: issue 17, as FTS3.
@@ -240,8 +240,8 @@ impl Statistics {
         self.link(link, now).handle_arrived(arrived, now);
     }
 
-    /// Records a transfer that has failed: the next choice sees it. Its time does not count as busy, because the success
-    /// rate has the failures already.
+    /// Records a transfer that has failed: the next choice sees it. Its time does not count as busy, because the
+    /// success rate has the failures already.
     pub fn handle_failed(&mut self, link: &Link, now: UnixTime) {
         let link = self.link(link, now);
         link.bucket(number_at(now)).ended += 1;
