@@ -9,13 +9,13 @@ use std::time::Duration;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::replica::Strategy;
-use sterna_sched::scheduler::{ACTIVITY_DEFAULT, Link};
+use sterna_sched::settings::{ACTIVITY_DEFAULT, Link};
 use sterna_sched::state::{FileState, JobKind};
-use url::Url;
 use uuid::Uuid;
 
 use crate::caller::{Caller, Level, Operation};
 use crate::credentials::Credentials;
+use crate::endpoint::{endpoint_of, site_of};
 use crate::job::{File, Job, JobOptions, NewFile, NewJob};
 use crate::service::{Service, link_of, now};
 use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Submitted};
@@ -28,9 +28,6 @@ pub const PRIORITY_DEFAULT: u8 = 3;
 
 /// Maximum number of files in one job. Reason: a larger data set is several jobs, whose queues stay readable.
 pub const FILES_MAX: u64 = 1_000_000;
-
-/// Maximum bytes of a location. Reason: web servers take no longer ones.
-const LOCATION_BYTES_MAX: usize = 8192;
 
 /// Maximum bytes of a file that shares a session with others, unless its job asks for that. Reason: on a path of 10
 /// Gbit/s with a round trip of 200 ms a larger file takes longer than the start of a session.
@@ -45,14 +42,6 @@ const CHECKSUM_BYTES_MAX: usize = 256;
 
 /// Reason of a job that its user cancelled. Source: the text of FTS3.
 pub const CANCELLED_BY_USER: &str = "Job canceled by the user";
-
-/// Scheme of locations at agents, with what separates it from the site.
-pub const AGENTS: &str = "sterna://";
-
-/// Returns the site of an endpoint: its host, if it is at agents.
-pub fn site_of(endpoint: &str) -> Option<&str> {
-    endpoint.strip_prefix(AGENTS)
-}
 
 /// Replica of an entry, or its only source.
 #[derive(Clone, Debug, Default)]
@@ -121,35 +110,6 @@ pub enum Cancelled {
 
 fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
-}
-
-/// Returns the endpoint of a location: scheme and host, without the port. Source: FTS3.
-///
-/// Errors: it is no URL, has no host or no path, or names a file of the host of the service.
-pub fn endpoint_of(location: &str) -> Result<String, Error> {
-    if location.len() > LOCATION_BYTES_MAX {
-        return Err(usage(format!("a location of {} bytes: the maximum is {LOCATION_BYTES_MAX}", location.len())));
-    }
-    let url = Url::parse(location).map_err(|e| usage(format!("{location} is not a URL: {e}")))?;
-    if url.scheme() == "file" {
-        return Err(usage(format!("Can not transfer local files ({location})")));
-    }
-    let host = url.host_str().filter(|host| !host.is_empty());
-    let host = host.ok_or_else(|| usage(format!("{location} has no host")))?;
-    if url.path().trim_start_matches('/').is_empty() && url.query().is_none() {
-        return Err(usage(format!("{location} has no path")));
-    }
-    Ok(format!("{}://{host}", url.scheme()))
-}
-
-/// Returns the name of an endpoint: scheme and host, without the port, as in the queues of the scheduler.
-///
-/// Errors: `Usage`, if it is no URL with a host.
-pub fn endpoint_named(given: &str) -> Result<String, Error> {
-    let wrong = || usage(format!("{given} is no endpoint: expected SCHEME://HOST"));
-    let url = Url::parse(given).map_err(|_| wrong())?;
-    let host = url.host_str().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
-    Ok(format!("{}://{host}", url.scheme()))
 }
 
 impl Service {
@@ -524,25 +484,4 @@ fn no_job(id: &str) -> Error {
         format!("No job with the id \"{id}\" has been found"),
     )
     .retry(Retry::Never)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_endpoint_is_named_as_in_the_queues() {
-        for (given, expected) in [
-            ("sterna://se.example", "sterna://se.example"),
-            ("sterna://se.example:7373/", "sterna://se.example"),
-            ("https://SE.example/path?x=1", "https://se.example"),
-        ] {
-            assert_eq!(endpoint_named(given).unwrap(), expected);
-            let of_file = endpoint_of(&format!("{}/f", given.split_once('?').map_or(given, |at| at.0)));
-            assert_eq!(of_file.unwrap(), expected, "the endpoint of a file there");
-        }
-        for wrong in ["", "*", "se.example", "sterna://", "file:///x", "/sterna"] {
-            assert!(endpoint_named(wrong).is_err(), "{wrong}");
-        }
-    }
 }

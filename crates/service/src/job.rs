@@ -81,7 +81,8 @@ pub struct JobOptions {
 }
 
 impl JobOptions {
-    /// Returns the options of an entry. A hop can have another treatment of a destination that exists than the last one.
+    /// Returns the options of an entry. A hop can have another treatment of a destination that exists than the last
+    /// one.
     pub fn of_entry(&self, entry: u64) -> Self {
         let is_before = self.overwrites_before.is_some_and(|last| entry < last);
         let overwrite = if is_before { OverwritePolicy::Always } else { self.overwrite };

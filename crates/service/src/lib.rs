@@ -15,6 +15,7 @@ pub mod config;
 pub mod credentials;
 pub mod delegation;
 pub mod dev;
+pub mod endpoint;
 pub mod job;
 pub mod mock;
 pub mod operator;

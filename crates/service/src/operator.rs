@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_sched::queue::FileNumber;
-use sterna_sched::scheduler::{ANY, EndpointLimits, Limits, Name, Shares};
+use sterna_sched::settings::{ANY, EndpointLimits, Limits, Name, Shares};
 use sterna_sched::share::Share;
 use sterna_sched::state::FileState;
 use uuid::Uuid;
 
 use crate::caller::{Caller, Level, Operation};
-use crate::command::{AGENTS, endpoint_of, site_of};
+use crate::endpoint::{AGENTS, endpoint_of, site_of};
 use crate::job::{File, NewFile};
 use crate::service::{Service, link_of, now};
 use crate::settings::{
@@ -479,7 +479,7 @@ fn share_of(weight: f64, guarantee: f64) -> Share {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use sterna_sched::scheduler::Link;
+    use sterna_sched::settings::Link;
 
     use super::*;
     use crate::store::SqliteStore;

@@ -11,21 +11,23 @@ use sterna_net::identity::Fingerprint;
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::replica::{SourceStats, Strategy, Wanted, rank};
-use sterna_sched::scheduler::{Limits, Link, Name, QueuedOnLink, Scheduler, Shares, Why};
+use sterna_sched::scheduler::{QueuedOnLink, Scheduler};
+use sterna_sched::settings::{Limits, Link, Name, Shares};
 use sterna_sched::statistics::{Arrived, PERIOD, Statistics};
 use sterna_sched::time::UnixTime;
+use sterna_sched::why::Why;
 use tokio::sync::{MutexGuard, Notify, mpsc};
 use uuid::Uuid;
 
-use crate::command::site_of;
+use crate::endpoint::site_of;
 use crate::job::{File, JobOptions};
 use crate::paths::{PathEnds, PathRecord};
 use crate::settings::Applied;
 use crate::store::{Outcome, Store};
 use crate::worker::Assignment;
 
-/// Maximum number of outcomes that are read from the store at the start. Reason: some 10 MB, for less than a second. The
-/// means of fewer outcomes are means all the same.
+/// Maximum number of outcomes that are read from the store at the start. Reason: some 10 MB, for less than a second.
+/// The means of fewer outcomes are means all the same.
 const OUTCOMES_READ_MAX: u32 = 50_000;
 
 /// Returns the present time.

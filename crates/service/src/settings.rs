@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sterna_net::identity::Fingerprint;
-use sterna_sched::scheduler::ANY;
+use sterna_sched::settings::ANY;
 
 use crate::caller::Operation;
 use crate::site::Site;

@@ -8,13 +8,13 @@ use sterna_net::identity::Fingerprint;
 use sterna_proto::session::{Grant, GrantedAccess, SignedGrant};
 use sterna_proto::{Error, ErrorKind, Location, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
-use sterna_sched::scheduler::{Link, Name};
+use sterna_sched::settings::{Link, Name};
 use sterna_sched::state::FileState;
 use tracing::{info, warn};
 
 use super::placement::Placement;
 use super::{Runner, cancelled};
-use crate::command::site_of;
+use crate::endpoint::site_of;
 use crate::job::{Failure, File, Moved, Task};
 use crate::paths::PathEnds;
 use crate::service::{AgentState, Running, now};

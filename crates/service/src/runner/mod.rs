@@ -13,7 +13,7 @@ use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Scope};
 use sterna_sched::queue::{FileNumber, QueuedFile};
 use sterna_sched::replica::Strategy;
 use sterna_sched::retry::{Next, RetryRules, Tried, after_failure};
-use sterna_sched::scheduler::{Link, Name, QueueName};
+use sterna_sched::settings::{Link, Name, QueueName};
 use sterna_sched::state::{FileState, JobState};
 use sterna_sched::time::UnixTime;
 use tokio::sync::mpsc;

@@ -310,8 +310,8 @@ pub trait Store: Send + Sync {
     /// Returns the failed attempts of a file, also of one in the archive.
     fn attempts(&self, file: FileNumber) -> Stored<'_, Vec<Attempt>>;
 
-    /// Returns the outcomes of attempts that ended after a time, in order of time: the latest `limit`. Those of archived
-    /// jobs, and of files that were cancelled, are not among them.
+    /// Returns the outcomes of attempts that ended after a time, in order of time: the latest `limit`. Those of
+    /// archived jobs, and of files that were cancelled, are not among them.
     fn outcomes(&self, after: UnixTime, limit: u32) -> Stored<'_, Vec<Outcome>>;
 
     /// Returns changes after a cursor.

@@ -268,8 +268,8 @@ fn a_foreign_certificate_is_named_at_either_end() {
     assert!(said.contains("no authority in ") && said.contains("--capath DIR"), "{said}");
 }
 
-/// The files are more than go into one transaction. An entry with a replica elsewhere goes on there, and one whose other
-/// replica is banned too ends.
+/// The files are more than go into one transaction. An entry with a replica elsewhere goes on there, and one whose
+/// other replica is banned too ends.
 #[test]
 fn a_ban_ends_every_file_of_an_endpoint_but_those_with_another_replica() {
     const PLAIN: usize = 2500;

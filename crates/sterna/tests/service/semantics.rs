@@ -1,4 +1,4 @@
-//! What the parameters of an FTS3 job do to its files: replacing, and trying again.
+//! Parameters of an FTS3 job, and their effect on its files: replacing, and trying again.
 
 use serde_json::{Value, json};
 

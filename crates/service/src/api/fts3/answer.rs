@@ -10,11 +10,16 @@ use hyper::ext::ReasonPhrase;
 use serde_json::Value;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use super::proxies::{NEEDS_DELEGATION, NEEDS_DELEGATION_REASON};
 use super::types::{Failure, fields};
 use crate::api::app::{caller_of, status_of};
 use crate::api::description::failures;
 use crate::caller::Caller;
+
+/// Status of a request without a proxy. Source: FTS3; it is in no standard.
+pub const NEEDS_DELEGATION: u16 = 419;
+
+/// Its reason. Source: FTS3.
+const NEEDS_DELEGATION_REASON: &str = "Authentication Timeout";
 
 /// Failure, as a reply.
 pub struct Failed {

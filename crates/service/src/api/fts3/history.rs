@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sterna_sched::scheduler::Link;
+use sterna_sched::settings::Link;
 use sterna_sched::state::FileState;
 use utoipa::IntoParams;
 use uuid::Uuid;

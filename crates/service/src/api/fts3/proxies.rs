@@ -6,17 +6,12 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 
-use super::answer::Failed;
+use super::answer::{Failed, NEEDS_DELEGATION};
 use crate::api::app::App;
 use crate::caller::{Caller, Method};
-use crate::command::{Pair, Submission, endpoint_of};
+use crate::command::{Pair, Submission};
+use crate::endpoint::endpoint_of;
 use crate::service::now;
-
-/// Status of a request without a proxy. Source: FTS3; it is in no standard.
-pub const NEEDS_DELEGATION: u16 = 419;
-
-/// Its reason. Source: FTS3.
-pub const NEEDS_DELEGATION_REASON: &str = "Authentication Timeout";
 
 /// Minimum remaining life of a proxy at a submission. Source: FTS3; a job waits and runs meanwhile.
 const LIFE_MIN: Duration = Duration::from_secs(3600);

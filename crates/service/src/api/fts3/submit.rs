@@ -12,8 +12,9 @@ use uuid::Uuid;
 use super::answer::Failed;
 use crate::auth::vo_id;
 use crate::caller::{Caller, Method};
-use crate::command::{Entry, FILES_MAX, Pair, Submission, endpoint_of};
+use crate::command::{Entry, FILES_MAX, Pair, Submission};
 use crate::credentials::{Credentials, Secret};
+use crate::endpoint::endpoint_of;
 use crate::job::{ChecksumPolicy, JobOptions, OverwritePolicy};
 
 /// Maximum bytes of the metadata of a job and of a file, as JSON. Source: FTS3.

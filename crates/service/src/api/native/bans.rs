@@ -10,7 +10,7 @@ use super::types::{BanList, BanView, Banned, NewBan};
 use crate::api::app::App;
 use crate::api::body::{Small, Whole};
 use crate::caller::{Level, Operation};
-use crate::command::endpoint_named;
+use crate::endpoint::endpoint_named;
 
 /// Lists the bans, by endpoint.
 #[utoipa::path(

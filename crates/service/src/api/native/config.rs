@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
-use sterna_sched::scheduler::{ANY, Limits};
+use sterna_sched::settings::{ANY, Limits};
 use utoipa::IntoParams;
 
 use super::answer::{By, Failed, Refusals, page, read, usage};
@@ -23,7 +23,7 @@ use crate::api::app::App;
 use crate::api::body::{Small, Whole};
 use crate::api::description::{Routes, routes};
 use crate::caller::{Caller, Level, Operation};
-use crate::command::endpoint_named;
+use crate::endpoint::endpoint_named;
 use crate::settings::{
     self, ActivitySettings, Defaults, EndpointSettings, Grant, LinkSettings, ShareSettings, VoSettings, WEIGHT_MAX,
     kind,

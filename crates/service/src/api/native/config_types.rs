@@ -139,8 +139,8 @@ pub struct ActivitiesView {
 pub struct NewActivities {
     /// Weight of each activity; `default`: activities without a share.
     pub weights: BTreeMap<String, f64>,
-    /// Minimum fraction of the bytes of the virtual organisation while an activity has files, from 0 to 1. Each activity
-    /// here has a weight too.
+    /// Minimum fraction of the bytes of the virtual organisation while an activity has files, from 0 to 1. Each
+    /// activity here has a weight too.
     #[serde(default)]
     pub guarantees: BTreeMap<String, f64>,
     /// False: the shares are kept, and not followed. True without it.

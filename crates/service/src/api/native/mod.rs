@@ -276,8 +276,8 @@ async fn tried_first(app: &App, file: &File) -> Result<Option<u64>, Error> {
     Ok(found.first().map(|file| file.number.0))
 }
 
-/// Cancels a file that has not ended. The other files of its job go on, but not the other replicas of its entry, nor the
-/// hops after it.
+/// Cancels a file that has not ended. The other files of its job go on, but not the other replicas of its entry, nor
+/// the hops after it.
 #[utoipa::path(
     post,
     path = "/api/v1/files/{number}/cancel",

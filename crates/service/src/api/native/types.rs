@@ -6,9 +6,9 @@ use sterna_proto::quantity::readable_time;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::breaker::Blocked;
 use sterna_sched::replica::Strategy;
-use sterna_sched::scheduler::{Waits, Why};
 use sterna_sched::state::JobKind;
 use sterna_sched::time::UnixTime;
+use sterna_sched::why::{Waits, Why};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -138,8 +138,9 @@ pub struct NewFile {
     pub size: Option<u64>,
     /// Checksum, `ALGORITHM:value`.
     pub checksum: Option<String>,
-    /// Deadline: latest time at which the file shall have arrived, in milliseconds since 1970. A file without slack goes
-    /// before all others of its virtual organisation on its link. A file whose deadline has passed is transferred still.
+    /// Deadline: latest time at which the file shall have arrived, in milliseconds since 1970. A file without slack
+    /// goes before all others of its virtual organisation on its link. A file whose deadline has passed is transferred
+    /// still.
     pub deadline_ms: Option<i64>,
     /// Data of the user, returned as it came.
     #[schema(value_type = Option<Object>)]

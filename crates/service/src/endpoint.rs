@@ -1,0 +1,69 @@
+//! Endpoints of the scheduler: scheme and host of a location.
+
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use url::Url;
+
+/// Maximum bytes of a location. Reason: web servers take no longer ones.
+const LOCATION_BYTES_MAX: usize = 8192;
+
+/// Scheme of locations at agents, with what separates it from the site.
+pub const AGENTS: &str = "sterna://";
+
+/// Returns the site of an endpoint: its host, if it is at agents.
+pub fn site_of(endpoint: &str) -> Option<&str> {
+    endpoint.strip_prefix(AGENTS)
+}
+
+fn usage(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}
+
+/// Returns the endpoint of a location: scheme and host, without the port. Source: FTS3.
+///
+/// Errors: it is no URL, has no host or no path, or names a file of the host of the service.
+pub fn endpoint_of(location: &str) -> Result<String, Error> {
+    if location.len() > LOCATION_BYTES_MAX {
+        return Err(usage(format!("a location of {} bytes: the maximum is {LOCATION_BYTES_MAX}", location.len())));
+    }
+    let url = Url::parse(location).map_err(|e| usage(format!("{location} is not a URL: {e}")))?;
+    if url.scheme() == "file" {
+        return Err(usage(format!("Can not transfer local files ({location})")));
+    }
+    let host = url.host_str().filter(|host| !host.is_empty());
+    let host = host.ok_or_else(|| usage(format!("{location} has no host")))?;
+    if url.path().trim_start_matches('/').is_empty() && url.query().is_none() {
+        return Err(usage(format!("{location} has no path")));
+    }
+    Ok(format!("{}://{host}", url.scheme()))
+}
+
+/// Returns the name of an endpoint: scheme and host, without the port, as in the queues of the scheduler.
+///
+/// Errors: `Usage`, if it is no URL with a host.
+pub fn endpoint_named(given: &str) -> Result<String, Error> {
+    let wrong = || usage(format!("{given} is no endpoint: expected SCHEME://HOST"));
+    let url = Url::parse(given).map_err(|_| wrong())?;
+    let host = url.host_str().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
+    Ok(format!("{}://{host}", url.scheme()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_named_as_in_the_queues() {
+        for (given, expected) in [
+            ("sterna://se.example", "sterna://se.example"),
+            ("sterna://se.example:7373/", "sterna://se.example"),
+            ("https://SE.example/path?x=1", "https://se.example"),
+        ] {
+            assert_eq!(endpoint_named(given).unwrap(), expected);
+            let of_file = endpoint_of(&format!("{}/f", given.split_once('?').map_or(given, |at| at.0)));
+            assert_eq!(of_file.unwrap(), expected, "the endpoint of a file there");
+        }
+        for wrong in ["", "*", "se.example", "sterna://", "file:///x", "/sterna"] {
+            assert!(endpoint_named(wrong).is_err(), "{wrong}");
+        }
+    }
+}
