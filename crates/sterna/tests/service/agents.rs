@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 use sterna_proto::{Algorithm, Checks, FileDigests};
-use sterna_seeded::Seeded;
+use sterna_seeded::{Seeded, with_seed};
 use tempfile::TempDir;
 
 use crate::client::Serve;
@@ -206,22 +206,24 @@ fn version(path: &Path) -> Option<u64> {
     path.metadata().ok().map(|found| found.ino())
 }
 
-/// The service and both agents are killed at seeded times while files are under way. Every file arrives once, none
-/// fails because an earlier attempt had published it, and the limit of the link is kept. `STERNA_KILLS` sets the
-/// number.
+/// The service and both agents are killed at seeded points while files are under way, alone and together. Every file
+/// arrives once, none fails because an earlier attempt had published it, and the limit of the link is kept.
+/// `STERNA_KILLS` sets the number of kills, and `STERNA_SEED` the points.
 #[test]
 fn kills_of_the_service_and_of_agents_lose_no_file() {
-    kill_and_compare(false);
+    let seed = std::process::id().into();
+    with_seed("kills_of_the_service_and_of_agents_lose_no_file", seed, |seed| kill_and_compare(seed, false));
 }
 
 /// The same, with sessions that files share.
 #[test]
 fn kills_lose_no_file_of_a_shared_session() {
-    kill_and_compare(true);
+    let seed = std::process::id().into();
+    with_seed("kills_lose_no_file_of_a_shared_session", seed, |seed| kill_and_compare(seed, true));
 }
 
 #[allow(clippy::print_stdout)]
-fn kill_and_compare(is_shared: bool) {
+fn kill_and_compare(seed: u64, is_shared: bool) {
     const ACTIVE_MAX: usize = 5;
     let kills = std::env::var("STERNA_KILLS").ok().and_then(|count| count.parse().ok()).unwrap_or(6);
     let mut serve = Serve::start();
@@ -229,7 +231,6 @@ fn kill_and_compare(is_shared: bool) {
     let link = json!({"symbolicname": "all", "source": "*", "destination": "*", "min_active": 1,
         "max_active": ACTIVE_MAX});
     assert_eq!(serve.request("POST", "/config/links", &link.to_string()).0, 201);
-    let seed = std::process::id().into();
     println!("seed {seed}, {kills} kills");
     let mut random = Seeded::new(seed);
     let names: Vec<String> = (0..10 + 8 * kills).map(|number| format!("f{number}")).collect();
@@ -255,14 +256,19 @@ fn kill_and_compare(is_shared: bool) {
             let active = body.matches(r#""file_state":"ACTIVE""#).count();
             assert!(is_shared || active <= ACTIVE_MAX, "{active} transfers on the link");
         }
-        match random.below(3) {
-            0 => serve.kill_and_start(),
-            which => {
-                let agent = &mut agents[which as usize - 1];
-                agent.kill();
-                agent.run();
-            }
+        let which = random.below(4);
+        let chosen = |process| which == process || which == 3;
+        let mut killed: Vec<&mut Agent> = Vec::new();
+        for (number, agent) in agents.iter_mut().enumerate().filter(|(number, _)| chosen(*number as u64 + 1)) {
+            println!("kill {kill}: agent {number}");
+            agent.kill();
+            killed.push(agent);
         }
+        if chosen(0) {
+            println!("kill {kill}: service");
+            serve.kill_and_start();
+        }
+        killed.into_iter().for_each(Agent::run);
     }
     let job = serve.wait_for_end(&id);
     look(&agents[1]);

@@ -368,5 +368,7 @@ fn storages_that_need_a_certificate_get_the_delegated_proxy() {
         serve.request("DELETE", &format!("/delegation/{}", whoami["delegation_id"].as_str().unwrap()), "");
     assert_eq!(status, 204);
     let [from, to] = locations("h");
-    run(&serve, &from, &to, json!({})).assert_failed("SOURCE [13] HEAD ");
+    let job = json!({"files": [{"sources": [from], "destinations": [to]}]});
+    let (status, body) = serve.request("POST", "/jobs", &job.to_string());
+    assert!(status == 419 && body.contains("No delegation found"), "{status} {body}");
 }
