@@ -15,7 +15,7 @@ use sterna_proto::session::{
 use sterna_proto::web::{WebLocation, canonical_host};
 use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, FileDigests, Location, Phase, Scope};
 
-use super::log::SessionLog;
+use super::log::{SessionLog, paths_of};
 use super::query::exact_path;
 use super::third_party::{PassiveKeys, at, record, spec_of};
 use super::{Shared, one_root};
@@ -182,7 +182,12 @@ impl Shared {
             Work::ToWeb { source, destination } => self.outgoing(source, destination, &rights)?,
         };
         let hello = Hello { on_behalf_of: Some(service.0), ..Hello::new(session, asked) };
-        let log = Arc::new(SessionLog::start(&self.log, (&service, &session), from, &hello, self.linger));
+        let names = match &hello.request {
+            Request::ThirdParty(copy) if copy.active == ActiveEnd::Source => copy.sources.clone(),
+            _ => paths_of(&spec.targets),
+        };
+        let log = SessionLog::start(&self.log, (&service, &session), from, &hello, self.linger).with_names(names);
+        let log = Arc::new(log);
         Ok(Commission { spec, engine, files, log })
     }
 

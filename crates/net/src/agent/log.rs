@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::quantity::readable_time;
-use sterna_proto::session::{ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent, Probe, Query, Request, SessionId};
+use sterna_proto::session::{
+    ActiveEnd, FileOutcome, Hello, LaneId, PassiveAgent, Probe, Query, Request, SessionId, Target, number_of_name,
+};
 use sterna_proto::{BitRate, ByteCount, EntryKind, FileEntry};
 use tracing::{Level, error_span};
 
@@ -33,6 +35,8 @@ pub(super) struct SessionLog {
     /// Peer of the session, and the span whose fields all its lines get.
     origin: Origin,
     is_dry_run: bool,
+    /// Paths of the files of a numbered copy.
+    names: Vec<Vec<u8>>,
     linger: Duration,
     started: Instant,
     totals: Mutex<Totals>,
@@ -98,8 +102,24 @@ impl SessionLog {
             Request::ThirdParty(copy) => copy.dry_run,
             Request::Query(_) | Request::Probe(_) => false,
         };
+        let names = match request {
+            Request::Push { targets, .. } => paths_of(targets),
+            Request::Pull { sources, numbered: true, .. } => sources.clone(),
+            _ => Vec::new(),
+        };
         let (log, started, totals) = (Arc::clone(log), Instant::now(), Mutex::default());
-        Self { log, origin, is_dry_run, linger, started, totals }
+        Self { log, origin, is_dry_run, names, linger, started, totals }
+    }
+
+    /// Gives the paths of the files of a numbered copy that this agent runs for others.
+    pub(super) fn with_names(self, names: Vec<Vec<u8>>) -> Self {
+        Self { names, ..self }
+    }
+
+    /// Returns the path of a file for people: that at this agent, if the name of the file is only its number.
+    fn name_of(&self, entry: &FileEntry) -> String {
+        let path = number_of_name(&entry.path).and_then(|number| self.names.get(number));
+        cut(&path.map_or_else(|| entry.path.to_string(), |path| String::from_utf8_lossy(path).into_owned()))
     }
 
     /// Logs that a lane has joined.
@@ -190,9 +210,8 @@ impl SessionLog {
 
 impl Totals {
     /// Counts an outcome; returns its line.
-    fn count(&mut self, entry: &FileEntry, outcome: &FileOutcome, is_dry_run: bool) -> (Kind, String) {
+    fn count(&mut self, (entry, path): (&FileEntry, &str), outcome: &FileOutcome, is_dry_run: bool) -> (Kind, String) {
         let is_file = u64::from(entry.kind == EntryKind::File);
-        let path = cut(&entry.path.to_string());
         match outcome {
             FileOutcome::Done(_) => {
                 self.copied += is_file;
@@ -216,7 +235,9 @@ impl Observer for SessionLog {
         let mut totals = self.totals.lock();
         totals.elapsed = self.started.elapsed();
         let (kind, line) = match event {
-            SessionEvent::Settled { entry, outcome } => totals.count(&entry, &outcome, self.is_dry_run),
+            SessionEvent::Settled { entry, outcome } => {
+                totals.count((&entry, &self.name_of(&entry)), &outcome, self.is_dry_run)
+            }
             SessionEvent::Notice(text) => (Kind::Files, cut(&text)),
             SessionEvent::Decision { subject, rationale } => {
                 drop(totals);
@@ -243,6 +264,10 @@ fn quoted(path: &[u8]) -> String {
         true => ONLY_ROOT.to_owned(),
         false => cut(&format!("{:?}", String::from_utf8_lossy(path))),
     }
+}
+
+pub(super) fn paths_of(targets: &[Target]) -> Vec<Vec<u8>> {
+    targets.iter().map(|target| target.path.clone()).collect()
 }
 
 fn first_of(sources: &[Vec<u8>], name: fn(&[u8]) -> String) -> String {
@@ -286,8 +311,7 @@ fn place(request: &Request) -> String {
 fn described(request: &Request) -> String {
     let (words, dry_run) = match request {
         Request::Push { dry_run, targets, .. } if !targets.is_empty() => {
-            let paths: Vec<Vec<u8>> = targets.iter().map(|target| target.path.clone()).collect();
-            (format!("push to {}", first_of(&paths, quoted)), dry_run)
+            (format!("push to {}", first_of(&paths_of(targets), quoted)), dry_run)
         }
         Request::Push { destination, dry_run, .. } => (format!("push to {}", quoted(destination)), dry_run),
         Request::Pull { sources, dry_run, .. } => (format!("pull of {}", first_of(sources, quoted)), dry_run),
@@ -378,6 +402,18 @@ mod tests {
             ("session", "a5a5a5a5"),
         ];
         assert_eq!(fields, expected.map(|(name, value)| (name, value.to_owned())));
+    }
+
+    #[test]
+    fn the_files_of_a_numbered_copy_are_logged_by_their_paths() {
+        let lines = Captured::start();
+        let session = started().with_names(vec![b"day/x".to_vec(), b"day/y".to_vec()]);
+        let done = || FileOutcome::Done(FileDigests::of(b"x", Checks::NONE));
+        for name in ["1", "2", "x"] {
+            session.session_event(settled(name, done()));
+        }
+        let expected = ["day/y", "2", "x"].map(|name| format!("session a5a5a5a5: done {name}"));
+        assert_eq!(lines.all()[1..], expected);
     }
 
     #[test]

@@ -296,11 +296,11 @@ impl AuthorityDir {
     fn log_load(&self) {
         let loaded = Arc::clone(&self.current.lock());
         tracing::info!(
-            "loaded {} authorities, {} certificates beneath them and {} revocation lists from {}",
+            "loaded from {}: authorities: {}, certificates beneath them: {}, revocation lists: {}",
+            self.path.display(),
             loaded.anchors.len(),
             loaded.intermediates.len(),
             loaded.lists.len(),
-            self.path.display()
         );
     }
 

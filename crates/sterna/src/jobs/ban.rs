@@ -33,7 +33,12 @@ fn ban(client: &Client, flags: &BanFlags, endpoint: &str) -> Result<(), Error> {
     let banned = &answer.value;
     let jobs = banned.jobs.len();
     let effect = if flags.wait { "its files wait until the ban is lifted" } else { "its files are cancelled" };
-    say(&format!("{} is banned: {effect}; {jobs} job{} had some", banned.endpoint, if jobs == 1 { "" } else { "s" }));
+    let affected = match jobs {
+        0 => "no job had any".to_owned(),
+        1 => "1 job had some".to_owned(),
+        _ => format!("{jobs} jobs had some"),
+    };
+    say(&format!("{} is banned: {effect}; {affected}", banned.endpoint));
     banned.jobs.iter().try_for_each(|job| print_line(job.to_string().as_bytes()))
 }
 

@@ -84,7 +84,10 @@ fn waits(why: &Waiting) -> String {
     let expected = why.expected_s.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).map(readable_time);
     match (kind, expected) {
         (TURN | LIMIT, Some(time)) => text += &format!("; starts in about {time}"),
-        (BANNED | ABSENT | DRAINED, Some(time)) => text += &format!("; starts about {time} after that"),
+        // The first file starts at once then.
+        (BANNED | ABSENT | DRAINED, Some(time)) if why.expected_s >= Some(1.0) => {
+            text += &format!("; starts about {time} after that")
+        }
         // The text has the time of a retry or a pause.
         (_, Some(time)) if why.files_before.is_some_and(|files| files > 0) => {
             text += &format!("; starts in about {time}")
