@@ -37,10 +37,11 @@ impl Running {
     }
 
     /// Returns true if the transfer starts again, and its failure is no failed attempt: the other agent has moved, or
-    /// another file of the session was cancelled.
+    /// the agent was told to stop for another reason than the file. Reasons are another file of the session that was
+    /// cancelled, and a move that an earlier run of the service has noticed.
     pub(super) fn goes_again(&self, failure: Option<&Error>) -> bool {
-        let is_cancelled = failure.is_some_and(|error| error.kind == ErrorKind::Cancelled);
-        failure.is_some() && self.has_moved || is_cancelled && !self.is_cancelled && self.file.new.shares_session
+        let was_stopped = failure.is_some_and(|error| error.kind == ErrorKind::Cancelled);
+        failure.is_some() && self.has_moved || was_stopped && !self.is_cancelled
     }
 }
 

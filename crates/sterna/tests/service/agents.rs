@@ -405,6 +405,32 @@ fn a_cancelled_file_fails_no_other_file_of_its_session() {
     assert_eq!([0, 1, 2].map(|n: u8| far.path(&n.to_string()).exists()), [true, false, true]);
 }
 
+/// The service is killed after it has told an agent to stop, because the other one has moved. The next run of the
+/// service learns that the transfer was stopped, and starts it again.
+#[test]
+fn a_transfer_that_an_earlier_run_of_the_service_stopped_starts_again() {
+    let mut serve = Serve::start();
+    let (near, mut far) = (Agent::start(&serve, "near.example", &[]), Agent::start(&serve, "far.example", &[]));
+    let sites = || serve.request("GET", "/api/v1/sites", "").1;
+    let address = || serde_json::from_str::<Value>(&sites()).unwrap()["sites"][0]["agents"][0]["address"].clone();
+    until(sites, |sites| sites.matches(r#""is_connected":true"#).count() == 2);
+    let before = address();
+    std::fs::write(near.path("f"), b"bytes").unwrap();
+    far.signal("-STOP");
+    let id = submit(&serve, &[(near.url("f"), far.url("g"))], json!({"retry": -1}));
+    until(|| first_file(&serve, &id), |file| file["state"] == "active");
+    near.signal("-STOP");
+    far.kill();
+    far.run();
+    until(address, |address| address.is_string() && *address != before);
+    serve.kill();
+    near.signal("-CONT");
+    serve.kill_and_start();
+    let job = serve.wait_for_end(&id);
+    assert_eq!(job["job_state"], "FINISHED", "{}", first_file(&serve, &id));
+    assert_eq!(std::fs::read(far.path("g")).unwrap(), b"bytes");
+}
+
 /// A transfer to an agent that does not answer is cancelled, and its agent stops it.
 #[test]
 fn a_cancellation_reaches_the_agent() {
