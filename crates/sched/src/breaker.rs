@@ -57,6 +57,11 @@ impl Breaker {
         }
     }
 
+    /// Returns true if the endpoint has refused transfers, and none has arrived since.
+    pub fn is_unproven(&self) -> bool {
+        self.0 != State::Closed
+    }
+
     /// Records the start of a transfer. The first one after the pause is the trial.
     pub fn handle_start(&mut self, file: FileNumber) {
         if let State::Open { pause, .. } = self.0 {

@@ -4,6 +4,7 @@
 //! read a clock, open a socket or a database, start a thread or log. Time is an argument, `now`; amounts are values.
 
 pub mod breaker;
+pub mod obstacle;
 pub mod order;
 pub mod queue;
 pub mod replica;

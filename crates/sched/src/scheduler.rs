@@ -17,6 +17,7 @@ use sterna_proto::quantity::readable_time;
 use sterna_proto::{BitRate, ByteCount, Error, Scope};
 
 use crate::breaker::Breaker;
+use crate::obstacle::Obstacle;
 use crate::order::{Due, Order};
 use crate::queue::{FileNumber, Queue, QueuedFile, RATE_ASSUMED};
 use crate::replica::Pending;
@@ -65,6 +66,19 @@ struct Endpoint {
     breaker: Breaker,
     is_banned: bool,
     is_absent: bool,
+}
+
+impl Endpoint {
+    fn obstacle(&self, now: UnixTime) -> Option<Obstacle> {
+        if self.is_banned {
+            return Some(Obstacle::Banned);
+        }
+        if self.is_absent {
+            return Some(Obstacle::Absent);
+        }
+        let of_breaker = if self.breaker.blocked(now).is_some() { Obstacle::Refusing } else { Obstacle::Unproven };
+        self.breaker.is_unproven().then_some(of_breaker)
+    }
 }
 
 /// Queues of one link.
@@ -154,9 +168,10 @@ impl Scheduler {
         banned.iter().for_each(|endpoint| self.set_ban(endpoint, true));
     }
 
-    /// Records if an endpoint has no agent: no transfer starts from or to it then.
-    pub fn set_absent(&mut self, endpoint: &Name, is_absent: bool) {
-        self.endpoint(endpoint).is_absent = is_absent;
+    /// Records the endpoints without an agent, and no others: no transfer starts from or to them.
+    pub fn set_absent(&mut self, absent: &[Name]) {
+        self.endpoints.values_mut().for_each(|endpoint| endpoint.is_absent = false);
+        absent.iter().for_each(|endpoint| self.endpoint(endpoint).is_absent = true);
     }
 
     /// Adds a file that is under way already, because it was when the service stopped.
@@ -477,6 +492,18 @@ impl Scheduler {
         })
     }
 
+    /// Returns the obstacle on a link: at its source, or else at its destination. `None`: transfers may start.
+    pub fn obstacle(&self, link: &Link, now: UnixTime) -> Option<Obstacle> {
+        let at = |endpoint| self.endpoints.get(endpoint)?.obstacle(now);
+        at(&link.source).or_else(|| at(&link.destination))
+    }
+
+    /// Returns the endpoints with obstacles.
+    pub fn obstacles(&self, now: UnixTime) -> impl Iterator<Item = (Name, Obstacle)> + '_ {
+        let one = move |(name, endpoint): (&Name, &Endpoint)| Some((Arc::clone(name), endpoint.obstacle(now)?));
+        self.endpoints.iter().filter_map(one)
+    }
+
     fn full_of_vo(&self, vo: &Name) -> Option<Waits> {
         let most = *self.limits.vos.get(vo)?;
         let count = self.vos.get(vo).copied().unwrap_or(0);
@@ -554,7 +581,7 @@ mod tests {
     fn files_wait_for_an_agent_and_transfers_of_an_earlier_run_count() {
         let link = link("a", "b");
         let mut scheduler = Scheduler::new(limits(2), Shares::default());
-        scheduler.set_absent(&"b".into(), true);
+        scheduler.set_absent(&["b".into()]);
         scheduler.handle_running(queue(&link, "vo", "x"), file(1, MB));
         scheduler.handle_running(queue(&link, "vo", "x"), file(1, MB));
         scheduler.handle_queued(queue(&link, "vo", "x"), file(1, MB), NOW);
@@ -562,7 +589,7 @@ mod tests {
         scheduler.handle_queued(queue(&link, "vo", "x"), file(3, MB), NOW);
         assert_eq!((scheduler.poll(NOW), scheduler.counts()), (Vec::new(), (2, 1)));
         assert_eq!(waits(&scheduler, 2), Some(Waits::Absent("b".into())));
-        scheduler.set_absent(&"b".into(), false);
+        scheduler.set_absent(&[]);
         assert_eq!(numbers(&scheduler.poll(NOW)), [2], "one more is the maximum of the link");
         assert!(scheduler.handle_ended(FileNumber(1), Ok(ByteCount(MB)), None, NOW));
         assert_eq!(numbers(&scheduler.poll(NOW)), [3]);

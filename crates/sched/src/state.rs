@@ -9,7 +9,7 @@
 pub enum FileState {
     /// Waits for its turn.
     Waiting,
-    /// Another replica of the entry goes first, or an earlier hop.
+    /// Another replica of the entry goes first, or an earlier hop. A replica comes back when its turn comes.
     Reserved,
     /// An operator has banned an endpoint, and the file waits for the end of the ban.
     Held,
@@ -27,10 +27,11 @@ pub enum FileState {
 const FILE_STATES: [(FileState, &str, &[FileState]); 7] = {
     use FileState::{Active, Cancelled, Failed, Finished, Held, Reserved, Waiting};
     [
-        // A file fails while it waits when its time in the queue is over.
-        (Waiting, "waiting", &[Active, Held, Failed, Cancelled]),
+        // A file fails while it waits when its time in the queue is over. It goes back to the reserve when its source
+        // has had an obstacle for long, and another replica takes its place.
+        (Waiting, "waiting", &[Active, Held, Reserved, Failed, Cancelled]),
         (Reserved, "reserved", &[Waiting, Cancelled]),
-        (Held, "held", &[Waiting, Failed, Cancelled]),
+        (Held, "held", &[Waiting, Reserved, Failed, Cancelled]),
         // It waits again after a failed attempt, or when its worker is lost.
         (Active, "active", &[Waiting, Finished, Failed, Cancelled]),
         (Finished, "finished", &[]),
