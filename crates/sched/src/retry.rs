@@ -66,15 +66,22 @@ pub fn after_failure(error: &Error, tried: Tried, rules: &RetryRules, random: f6
     let may_repeat = error.retry == Retry::After && tried.at_source <= rules.attempts;
     // Another replica helps against a source that fails, and at once.
     if tried.replicas_left > 0 && (error.retry == Retry::OtherReplica || !may_repeat && error.retry != Retry::Never) {
-        return step(Next::NextReplica, format!("the next of {} other replicas", tried.replicas_left));
+        return step(Next::NextReplica, format!("one of {} other replicas, at once", tried.replicas_left));
     }
     if may_repeat {
         let doubled = rules.wait.saturating_mul(1 << tried.at_source.saturating_sub(1).min(16)).min(WAIT_MAX);
         let spread = doubled.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0);
         // The end that failed may have asked for a longer pause.
-        let wait = spread.max(error.wait().unwrap_or_default().min(WAIT_MAX));
+        let asked = error.wait().unwrap_or_default().min(WAIT_MAX);
+        let wait = spread.max(asked);
+        let why = match asked > spread {
+            true => "the storage asked for this pause".to_owned(),
+            false => format!("the pause is {} to {}, at random", readable_time(doubled / 2), readable_time(doubled)),
+        };
         let (attempt, all) = (tried.at_source + 1, rules.attempts + 1);
-        return step(Next::Again(wait), format!("attempt {attempt} of {all} in {}", readable_time(wait)));
+        let text =
+            format!("attempt {attempt} of {all} in {}, because the failure may pass: {why}", readable_time(wait));
+        return step(Next::Again(wait), text);
     }
     let rationale = match error.retry {
         Retry::Never => "another attempt would fail too".to_owned(),
