@@ -159,6 +159,10 @@ pub struct NewFile {
     pub metadata: Option<serde_json::Value>,
     /// Fields of an FTS3 request that only its replies need.
     pub fts: Option<serde_json::Value>,
+    /// Reason why it was chosen among the replicas of its entry. Empty in a file that the store returns: it is a
+    /// decision there.
+    #[serde(skip)]
+    pub choice: Option<String>,
     /// Credentials for the storages. Empty in a file that the store returns: it gives them to the runner alone.
     #[serde(skip)]
     pub credentials: Credentials,
@@ -223,6 +227,9 @@ pub struct Task {
     pub checksum: Option<String>,
     /// Options of the job.
     pub options: JobOptions,
+    /// The bytes must not go through the worker, if both ends are at storages.
+    #[serde(default)]
+    pub forbids_streams: bool,
     /// Credentials for the storages. They leave this process only towards their storages.
     #[serde(skip)]
     pub credentials: Credentials,

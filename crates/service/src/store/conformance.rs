@@ -10,7 +10,10 @@ use sterna_sched::time::UnixTime;
 use sterna_seeded::{Seeded, for_seeds};
 use uuid::Uuid;
 
-use super::{Audit, Change, Changed, Event, FileFilter, JobFilter, Outcome, SqliteStore, Store, Submitted};
+use super::{
+    Audit, Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, Outcome, SqliteStore, Store,
+    Submitted,
+};
 use crate::credentials::{Credentials, Proxy, Secret};
 use crate::job::{Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner};
 
@@ -74,7 +77,11 @@ async fn files_of(store: &dyn Store, id: u128) -> Vec<File> {
 }
 
 async fn change(store: &dyn Store, file: &File, from: FileState, what: Event) -> Changed {
-    let change = Change { file: file.number, from, of_worker: None, what, at: NOW };
+    decide(store, file, from, what, None).await
+}
+
+async fn decide(store: &dyn Store, file: &File, from: FileState, what: Event, decision: Option<Decision>) -> Changed {
+    let change = Change { file: file.number, from, of_worker: None, what, decision, at: NOW };
     store.change(vec![change]).await.unwrap().pop().unwrap()
 }
 
@@ -244,6 +251,7 @@ async fn a_change_needs_the_expected_state_and_worker() {
         from: FileState::Active,
         of_worker: Some("x".to_owned()),
         what: finishes(),
+        decision: None,
         at: NOW,
     };
     assert!(matches!(store.change(vec![of_other]).await.unwrap()[0], Changed::Conflict), "another worker");
@@ -287,7 +295,7 @@ async fn outcomes_are_those_of_attempts_that_ended_lately() {
     let at = |seconds| NOW + std::time::Duration::from_secs(seconds);
     let step = async |number: usize, from, what, seconds| {
         let file = files[number].number;
-        let change = Change { file, from, of_worker: None, what, at: at(seconds) };
+        let change = Change { file, from, of_worker: None, what, decision: None, at: at(seconds) };
         assert!(matches!(store.change(vec![change]).await.unwrap().remove(0), Changed::Done { .. }));
     };
     let moved = Moved { bytes: 7, time_ms: 3000, ..Moved::default() };
@@ -339,6 +347,120 @@ async fn a_failed_replica_makes_its_successor_wait() {
     change(store, &files[1], FileState::Active, finishes()).await;
     let Changed::Done { job, .. } = change(store, &files[2], FileState::Active, fails(None)).await else { panic!() };
     assert_eq!(job, Some(JobState::PartlyFinished));
+}
+
+/// Returns the kinds and texts of the decisions about a file.
+async fn decisions_of(store: &dyn Store, file: &File) -> Vec<(DecisionKind, String)> {
+    let found = store.decisions(file.number).await.unwrap();
+    found.into_iter().map(|decided| (decided.decision.kind, decided.decision.text)).collect()
+}
+
+#[tokio::test]
+async fn a_file_gives_its_place_to_a_replica_and_gets_it_back() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![file(0, false), file(0, true), file(1, false)], true).await.unwrap();
+    let files = files_of(store, 1).await;
+    let before = store.feed_end().await.unwrap();
+    let yields = |to: &File| Event::Yields { successor: to.number };
+    let Changed::Done { file: first, waiting, job } =
+        change(store, &files[0], FileState::Waiting, yields(&files[1])).await
+    else {
+        panic!()
+    };
+    assert_eq!((first.state, waiting.len(), waiting[0].number, job), (FileState::Reserved, 1, files[1].number, None));
+    let of_feed = store.feed(before, 10).await.unwrap().into_iter().filter_map(|change| change.file);
+    let expected = [(files[0].number, FileState::Reserved), (files[1].number, FileState::Waiting)];
+    assert_eq!(of_feed.collect::<Vec<_>>(), expected);
+    // An operator holds the other one, and the first comes back.
+    change(store, &files[1], FileState::Waiting, Event::Holds).await;
+    let Changed::Done { waiting, .. } = change(store, &files[1], FileState::Held, yields(&files[0])).await else {
+        panic!()
+    };
+    assert_eq!(waiting[0].number, files[0].number);
+    // Neither a file that has started, nor for one that is not in reserve: then nothing is changed.
+    change(store, &files[0], FileState::Waiting, starts()).await;
+    for (file, from, to) in [
+        (&files[0], FileState::Active, &files[1]),
+        (&files[0], FileState::Waiting, &files[1]),
+        (&files[2], FileState::Waiting, &files[0]),
+    ] {
+        assert!(matches!(change(store, file, from, yields(to)).await, Changed::Conflict), "{from:?}");
+    }
+    assert_eq!(states(&files_of(store, 1).await), [FileState::Active, FileState::Reserved, FileState::Waiting]);
+    // A cancelled job ends the replica in reserve, too.
+    store.cancel(Uuid::from_u128(1), "why".to_owned(), NOW).await.unwrap();
+    assert_eq!(states(&files_of(store, 1).await), [FileState::Cancelled; 3]);
+}
+
+#[tokio::test]
+async fn files_that_can_give_their_place_are_those_of_a_source_with_replicas() {
+    let opened = open().await;
+    let store = &*opened.store;
+    let of = |entry, is_reserved, source: &str| NewFile {
+        source_endpoint: source.to_owned(),
+        strategy: Some("queue".to_owned()),
+        ..file(entry, is_reserved)
+    };
+    let mut files: Vec<NewFile> = Vec::new();
+    for entry in 0..10 {
+        let sources = if entry % 2 == 0 { ["mock://x", "mock://y"] } else { ["mock://y", "mock://x"] };
+        files.extend([of(entry, false, sources[0]), of(entry, true, sources[1])]);
+    }
+    // Without replicas.
+    files.push(NewFile { strategy: None, ..of(10, false, "mock://x") });
+    store.submit(job(1), files, true).await.unwrap();
+    let all = files_of(store, 1).await;
+    change(store, &all[4], FileState::Waiting, Event::Holds).await;
+    change(store, &all[8], FileState::Waiting, starts()).await;
+    let found = async |after: FileNumber, limit| {
+        let found = store.replaceable("mock://x", after, limit).await.unwrap();
+        found.iter().map(|file| file.new.entry).collect::<Vec<_>>()
+    };
+    assert_eq!(found(FileNumber(0), 10).await, [0, 2, 6, 8]);
+    assert_eq!(found(FileNumber(0), 2).await, [0, 2]);
+    assert_eq!(found(all[4].number, 10).await, [6, 8]);
+    assert_eq!(store.replaceable("mock://z", FileNumber(0), 10).await.unwrap().len(), 0);
+}
+
+#[tokio::test]
+async fn decisions_stay_with_both_files_and_go_with_them() {
+    let opened = open().await;
+    let store = &*opened.store;
+    let chosen = |file: NewFile, text: &str| NewFile { choice: Some(text.to_owned()), ..file };
+    let files = vec![file(0, true), chosen(file(0, false), "best: x"), chosen(file(1, false), "best: y")];
+    store.submit(job(1), files, true).await.unwrap();
+    let files = files_of(store, 1).await;
+    let choice = |text: &str| (DecisionKind::Choice, text.to_owned());
+    assert_eq!(decisions_of(store, &files[1]).await, [choice("best: x")]);
+    assert_eq!(decisions_of(store, &files[2]).await, [choice("best: y")]);
+    let swap = Decision::new(DecisionKind::Swap, "ü".repeat(1000));
+    let yields = Event::Yields { successor: files[0].number };
+    // A change that is not made leaves no decision.
+    decide(store, &files[1], FileState::Held, yields.clone(), Some(swap.clone())).await;
+    assert_eq!(decisions_of(store, &files[1]).await.len(), 1);
+    decide(store, &files[1], FileState::Waiting, yields, Some(swap.clone())).await;
+    assert_eq!(decisions_of(store, &files[1]).await, [choice("best: x"), (DecisionKind::Swap, "ü".repeat(800))]);
+    assert_eq!(decisions_of(store, &files[0]).await, [(DecisionKind::Swap, "ü".repeat(800))]);
+    // The first and the latest of many stay.
+    for number in 0..100 {
+        change(store, &files[2], FileState::Waiting, starts()).await;
+        let retries = Event::Retries { failure: Some(failure()), moved: Moved::default(), not_before: NOW };
+        let decision = Decision::new(DecisionKind::Retry, number.to_string());
+        decide(store, &files[2], FileState::Active, retries, Some(decision)).await;
+    }
+    let kept = decisions_of(store, &files[2]).await;
+    let texts: Vec<&str> = kept.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!((texts.len(), texts[0], texts[1], texts[31]), (32, "best: y", "69", "99"));
+    // They go to the archive with their job, and with a job that was never complete.
+    store.cancel(Uuid::from_u128(1), "why".to_owned(), NOW).await.unwrap();
+    store.archive(NOW + std::time::Duration::from_secs(1), 10).await.unwrap();
+    assert_eq!(decisions_of(store, &files[2]).await, kept);
+    store.submit(job(2), vec![chosen(file(0, false), "best: z")], false).await.unwrap();
+    let open = files_of(store, 2).await.remove(0);
+    assert_eq!(decisions_of(store, &open).await.len(), 1);
+    assert!(store.discard(Uuid::from_u128(2), 10).await.unwrap());
+    assert_eq!(decisions_of(store, &open).await.len(), 0);
 }
 
 #[tokio::test]

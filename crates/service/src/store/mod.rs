@@ -19,6 +19,7 @@ use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
 #[cfg(test)]
 mod conformance;
 mod credentials;
+mod decisions;
 mod row;
 mod sqlite;
 
@@ -49,8 +50,77 @@ pub struct Change {
     pub of_worker: Option<String>,
     /// Event.
     pub what: Event,
+    /// Decision that led to it. Kept with the file, and with the replica that goes next.
+    pub decision: Option<Decision>,
     /// Time.
     pub at: UnixTime,
+}
+
+/// Kind of a decision about a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecisionKind {
+    /// The file goes first among the replicas of its entry.
+    Choice,
+    /// Another attempt follows.
+    Retry,
+    /// Another replica follows a failure or a cancellation.
+    Failover,
+    /// Another replica takes the place of a file whose source has an obstacle.
+    Swap,
+    /// Nothing follows.
+    End,
+}
+
+impl DecisionKind {
+    /// Every kind, with its name in the store and the API; never changed.
+    const NAMES: [(Self, &'static str); 5] = [
+        (Self::Choice, "choice"),
+        (Self::Retry, "retry"),
+        (Self::Failover, "failover"),
+        (Self::Swap, "swap"),
+        (Self::End, "end"),
+    ];
+
+    /// Returns the name in the store and the API.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].1
+    }
+
+    /// Returns the kind of this name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::NAMES.into_iter().find(|(_, known)| *known == name).map(|(kind, _)| kind)
+    }
+}
+
+/// Maximum characters of the reason of a decision. Reason: a strategy with the values of five sources, and an error.
+const REASON_CHARS_MAX: usize = 800;
+
+/// Decision about a file, with its reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// Kind.
+    pub kind: DecisionKind,
+    /// Reason, for people.
+    pub text: String,
+}
+
+impl Decision {
+    /// Creates a decision. A longer reason is cut.
+    pub fn new(kind: DecisionKind, text: impl Into<String>) -> Self {
+        let mut text = text.into();
+        let end = text.char_indices().nth(REASON_CHARS_MAX).map(|(at, _)| at);
+        end.into_iter().for_each(|end| text.truncate(end));
+        Self { kind, text }
+    }
+}
+
+/// Decision at its time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// Time.
+    pub at: UnixTime,
+    /// Decision.
+    pub decision: Decision,
 }
 
 /// Event in the life of a file.
@@ -93,6 +163,12 @@ pub enum Event {
         /// Replica of the same entry that goes next.
         successor: Option<FileNumber>,
     },
+    /// The file goes back to the reserve, and another replica of its entry waits instead. If that one is not in reserve
+    /// any more, nothing is changed.
+    Yields {
+        /// The other replica.
+        successor: FileNumber,
+    },
     /// The file is held back.
     Holds,
     /// The file is no longer held back.
@@ -108,6 +184,7 @@ impl Event {
             Self::Finishes { .. } => FileState::Finished,
             Self::Fails { .. } => FileState::Failed,
             Self::Cancels { .. } => FileState::Cancelled,
+            Self::Yields { .. } => FileState::Reserved,
             Self::Holds => FileState::Held,
         }
     }
@@ -309,6 +386,14 @@ pub trait Store: Send + Sync {
 
     /// Returns the failed attempts of a file, also of one in the archive.
     fn attempts(&self, file: FileNumber) -> Stored<'_, Vec<Attempt>>;
+
+    /// Returns the decisions about a file, the oldest first, also of one in the archive. Of many, the first and the
+    /// latest are kept.
+    fn decisions(&self, file: FileNumber) -> Stored<'_, Vec<Decided>>;
+
+    /// Returns files that wait or are held, and have other replicas, from an endpoint and after a number, by number.
+    /// Cost: grows with `limit` only.
+    fn replaceable(&self, source_endpoint: &str, after: FileNumber, limit: u32) -> Stored<'_, Vec<File>>;
 
     /// Returns the outcomes of attempts that ended after a time, in order of time: the latest `limit`. Those of
     /// archived jobs, and of files that were cancelled, are not among them.

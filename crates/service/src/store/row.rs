@@ -137,6 +137,7 @@ pub(super) fn file_of(row: &SqliteRow) -> Result<File, sqlx::Error> {
             deadline: row.try_get("deadline")?,
             metadata: optional_json(row, "metadata")?,
             fts: optional_json(row, "fts")?,
+            choice: None,
             credentials: Credentials::default(),
         },
         vo: row.try_get("vo")?,

@@ -17,14 +17,15 @@ use sterna_sched::time::UnixTime;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use super::credentials;
 use super::row::{
     FILE_COLUMNS, JOB_COLUMNS, count_of, entries_of, file_of, file_state_of, from_json, id_of, job_of, job_state_of,
     json, kind_name, kind_of, optional_json, signed, time_of,
 };
 use super::{
-    Attempt, Audit, Change, Changed, Event, Feed, FileFilter, JobFilter, Outcome, Setting, Store, Stored, Submitted,
+    Attempt, Audit, Change, Changed, Decided, Event, Feed, FileFilter, JobFilter, Outcome, Setting, Store, Stored,
+    Submitted,
 };
+use super::{credentials, decisions};
 use crate::credentials::{Credentials, Proxy};
 use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
 
@@ -186,7 +187,8 @@ async fn insert_files(
                 .push_bind(file.fts.as_ref().map(json))
                 .push_bind(credentials);
         });
-        query.build().execute(&mut *connection).await?;
+        let last = query.build().execute(&mut *connection).await?.last_insert_rowid();
+        decisions::insert_choices(connection, files, last, submitted).await?;
     }
     Ok(())
 }
@@ -352,7 +354,11 @@ async fn complete(
 async fn discard(connection: &mut SqliteConnection, job: Uuid, limit: u32) -> Result<bool, sqlx::Error> {
     let id = job.to_string();
     let OfOpen::Done(_) = open_job(connection, &id).await? else { return Ok(true) };
-    let files = sqlx::query("DELETE FROM files WHERE number IN (SELECT number FROM files WHERE job = ? LIMIT ?)");
+    decisions::discard(connection, &id, limit).await?;
+    // The same files as there.
+    let files = sqlx::query(
+        "DELETE FROM files WHERE number IN (SELECT number FROM files WHERE job = ? ORDER BY entry, number LIMIT ?)",
+    );
     let removed = files.bind(&id).bind(limit).execute(&mut *connection).await?.rows_affected();
     if removed == u64::from(limit) {
         return Ok(false);
@@ -462,6 +468,7 @@ impl<'a> Update<'a> {
                 let error = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, reason.clone());
                 Self { failure: Some(Failure::from(&error)), successor: *successor, ..Self::default() }
             }
+            Event::Yields { successor } => Self { successor: Some(*successor), ..Self::default() },
             Event::Holds | Event::Releases => Self::default(),
         }
     }
@@ -473,6 +480,11 @@ async fn change(connection: &mut SqliteConnection, change: &Change) -> Result<Ch
         return Ok(Changed::Conflict);
     }
     let update = Update::of(change);
+    if let Event::Yields { successor } = change.what
+        && !is_reserved(connection, successor).await?
+    {
+        return Ok(Changed::Conflict);
+    }
     let is_attempt = change.from == FileState::Active && update.failure.is_some() && to != FileState::Cancelled;
     let Some(file) = update_file(connection, change, &update, is_attempt).await? else { return Ok(Changed::Conflict) };
     let job = file.job.to_string();
@@ -491,6 +503,11 @@ async fn change(connection: &mut SqliteConnection, change: &Change) -> Result<Ch
     if let Some(successor) = update.successor {
         waiting = unreserve(connection, &job, change.at, "number", signed(successor.0)).await?;
     }
+    if let Some(decision) = &change.decision {
+        for file in waiting.iter().map(|file| file.number).chain([file.number]) {
+            decisions::add(connection, file, change.at, decision).await?;
+        }
+    }
     let has_ended = to.is_final() && waiting.is_empty();
     let counted = Counted {
         active: i64::from(to == FileState::Active) - i64::from(change.from == FileState::Active),
@@ -507,6 +524,12 @@ async fn change(connection: &mut SqliteConnection, change: &Change) -> Result<Ch
         }
     }
     Ok(Changed::Done { file: Box::new(file), waiting, job: state })
+}
+
+/// Returns true if a file is in reserve.
+async fn is_reserved(connection: &mut SqliteConnection, file: FileNumber) -> Result<bool, sqlx::Error> {
+    let found = sqlx::query("SELECT 1 FROM files WHERE number = ? AND state = 'reserved'");
+    Ok(found.bind(signed(file.0)).fetch_optional(connection).await?.is_some())
 }
 
 /// Updates the row of a file if it has the expected state and worker. Returns the file after that.
@@ -705,11 +728,13 @@ impl Store for SqliteStore {
                 query.push(" AND entry = ").push_bind(signed(entry));
             }
             if !filter.entries.is_empty() {
-                query.push(" AND (job, entry) IN (");
-                query.push_values(&filter.entries, |mut row, (job, entry)| {
-                    row.push_bind(job.to_string()).push_bind(signed(*entry));
-                });
-                query.push(")");
+                // With a row value, SQLite would read all files.
+                query.push(" AND number IN (SELECT sibling.number FROM json_each(");
+                query.push_bind(json(&filter.entries));
+                query.push(format!(
+                    ") AS wanted CROSS JOIN {table} AS sibling ON sibling.job = wanted.value ->> 0 \
+                     AND sibling.entry = wanted.value ->> 1)"
+                ));
             }
             push_is(&mut query, "vo", &filter.vo);
             push_is(&mut query, "source_endpoint", &filter.source_endpoint);
@@ -789,6 +814,21 @@ impl Store for SqliteStore {
             };
             let rows = rows.and_then(|rows| rows.iter().map(attempt).collect());
             rows.map_err(|e| failure("read attempts from the database", e))
+        })
+    }
+
+    fn decisions(&self, file: FileNumber) -> Stored<'_, Vec<Decided>> {
+        Box::pin(async move {
+            let found = decisions::of_file(&self.readers, file).await;
+            found.map_err(|e| failure("read decisions from the database", e))
+        })
+    }
+
+    fn replaceable(&self, source_endpoint: &str, after: FileNumber, limit: u32) -> Stored<'_, Vec<File>> {
+        let endpoint = source_endpoint.to_owned();
+        Box::pin(async move {
+            let found = decisions::replaceable(&self.readers, &endpoint, after, limit).await;
+            found.map_err(|e| failure("read files from the database", e))
         })
     }
 
@@ -917,6 +957,8 @@ impl Store for SqliteStore {
                     for statement in [
                         "INSERT INTO attempts_archive SELECT * FROM attempts WHERE file IN (SELECT number FROM files WHERE job = ?)",
                         "DELETE FROM attempts WHERE file IN (SELECT number FROM files WHERE job = ?)",
+                        "INSERT INTO decisions_archive SELECT * FROM decisions WHERE file IN (SELECT number FROM files WHERE job = ?)",
+                        "DELETE FROM decisions WHERE file IN (SELECT number FROM files WHERE job = ?)",
                         "INSERT INTO files_archive SELECT * FROM files WHERE job = ?",
                         "DELETE FROM files WHERE job = ?",
                         "INSERT INTO jobs_archive SELECT * FROM jobs WHERE id = ?",
