@@ -10,6 +10,7 @@ pub mod agent;
 pub mod api;
 pub mod auth;
 pub mod caller;
+pub mod checksum;
 pub mod command;
 pub mod config;
 pub mod credentials;

@@ -21,7 +21,7 @@ use super::third_party::{PassiveKeys, at, record, spec_of};
 use super::{Shared, one_root};
 use crate::client::random_session;
 use crate::engine::{
-    Cancel, CopyEvent, CopyFailure, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next, Trust,
+    Cancel, CopyEvent, CopyFailure, CopyProgress, CopySpec, CopySummary, Engine, Granted, Next, PathOptions, Trust,
 };
 use crate::identity::{Fingerprint, Grant, Rights};
 use crate::lister::{Lister, QueryPlace};
@@ -69,6 +69,8 @@ pub enum Work {
         checks: Checks,
         /// Digest that the file must have.
         expect: Option<Digest>,
+        /// Number of lanes; `None`: found by measurement.
+        lanes: Option<u32>,
     },
     /// To a web server. The caller writes there what [`Commission::open_source`] reads.
     ToWeb {
@@ -155,7 +157,7 @@ impl Shared {
                 }
                 (spec, engine, files, Request::ThirdParty(request))
             }
-            Work::FromWeb { source, token, destination, overwrite, checks, expect } => {
+            Work::FromWeb { source, token, destination, overwrite, checks, expect, lanes } => {
                 self.web.check(&source)?;
                 let place = self.query_places(&list(&destination), &rights)?;
                 let target = self.place(&destination, &rights, Rights::ReadWrite)?;
@@ -167,6 +169,7 @@ impl Shared {
                     overwrite,
                     checks,
                     expect,
+                    paths: vec![PathOptions { lanes, ..PathOptions::default() }],
                     ..CopySpec::new(vec![web.clone()], web)
                 };
                 let engine = Engine::new(self.identity.clone(), Arc::new(Nobody));

@@ -16,6 +16,7 @@ use sterna_net::web::Secret;
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::{HostPort, RemoteLocation};
+use sterna_proto::plan::LANES_MAX;
 use sterna_proto::rate::RateContract;
 use sterna_proto::session::{ActiveEnd, Overwrite, PassiveAgent, SignedGrant, Target, ThirdParty};
 use sterna_proto::web::WebLocation;
@@ -24,6 +25,7 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use super::put::Storages;
+use crate::checksum;
 use crate::job::{ChecksumPolicy, Failure, Moved, OverwritePolicy, PathFacts, Task};
 use crate::worker::{End, FromAgent, Key, Order, Other, from_base64};
 
@@ -411,7 +413,8 @@ fn work_of(order: &Order) -> Result<Work, Error> {
             let destination = remote(&first.destination)?.path;
             let (algorithm, expect) = checksum_wanted(first)?;
             let checks = algorithm.map_or(Checks::NONE, |algorithm| Checks::NONE.with(algorithm));
-            Ok(Work::FromWeb { source, token, destination, overwrite, checks, expect })
+            let lanes = lanes_of(first);
+            Ok(Work::FromWeb { source, token, destination, overwrite, checks, expect, lanes })
         }
         Other::Web { .. } => {
             let source = remote(&first.source)?.path;
@@ -447,7 +450,8 @@ fn with_agent(order: &Order, (address, key, grant): (&str, &str, &str), overwrit
         dry_run: false,
         compress: CompressionPolicy::Auto,
         via: None,
-        lanes: None,
+        // Files that share a session are of one job.
+        lanes: order.tasks.first().and_then(lanes_of),
         congestion: None,
         contract: RateContract::default(),
         linger: LINGER,
@@ -460,7 +464,13 @@ fn with_agent(order: &Order, (address, key, grant): (&str, &str, &str), overwrit
 /// Returns the algorithm of the checksum that a job wants of its file, and the value that the file must have.
 fn checksum_wanted(task: &Task) -> Result<(Option<Algorithm>, Option<Digest>), Error> {
     let checksum = task.checksum.as_deref().filter(|_| task.options.checksum != ChecksumPolicy::None);
-    Ok(checksum.map(read_checksum).transpose()?.unwrap_or_default())
+    let read = checksum.map(checksum::read).transpose()?;
+    Ok(read.map_or((None, None), |(algorithm, digest)| (Some(algorithm), digest)))
+}
+
+/// Returns the number of lanes that a job asks for, up to the maximum of a session.
+fn lanes_of(task: &Task) -> Option<u32> {
+    task.options.lanes.map(|lanes| lanes.clamp(1, LANES_MAX))
 }
 
 /// Returns a location with the scheme of HTTP, if it has that of WebDAV (`dav`, `davs`).
@@ -479,14 +489,6 @@ fn remote(location: &str) -> Result<RemoteLocation, Error> {
     }
 }
 
-/// Reads `ALGORITHM:value` or `ALGORITHM`. Leaves out an algorithm that lanes do not compute: they verify BLAKE3.
-fn read_checksum(text: &str) -> Result<(Option<Algorithm>, Option<Digest>), Error> {
-    let (name, value) = text.split_once(':').map_or((text, None), |(name, value)| (name, Some(value)));
-    let Ok(algorithm) = name.to_ascii_lowercase().parse::<Algorithm>() else { return Ok((None, None)) };
-    let digest = value.map(|value| format!("{}:{value}", name.to_ascii_lowercase()).parse::<Digest>());
-    Ok((Some(algorithm), digest.transpose()?))
-}
-
 /// Adds what the lanes of a session have measured.
 fn observe(facts: &mut PathFacts, progress: &CopyProgress) {
     let lanes = || progress.lanes.iter();
@@ -503,6 +505,7 @@ fn observe(facts: &mut PathFacts, progress: &CopyProgress) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::JobOptions;
 
     #[test]
     fn webdav_is_read_as_http() {
@@ -516,11 +519,20 @@ mod tests {
     }
 
     #[test]
-    fn checksums_name_their_algorithm_in_any_case() {
-        let (algorithm, digest) = read_checksum("ADLER32:1a2b3c4d").unwrap();
-        assert!(algorithm == Some(Algorithm::Adler32) && digest.is_some());
-        assert_eq!(read_checksum("ADLER32").unwrap(), (Some(Algorithm::Adler32), None));
-        assert_eq!(read_checksum("WHIRLPOOL:00").unwrap(), (None, None));
-        assert!(read_checksum("adler32:xyz").is_err());
+    fn an_unknown_checksum_fails_its_file_and_lanes_are_those_of_the_job() {
+        let task = |checksum: &str, lanes| Task {
+            source: "sterna://a/f".to_owned(),
+            destination: "sterna://b/f".to_owned(),
+            checksum: Some(checksum.to_owned()),
+            options: JobOptions { checksum: ChecksumPolicy::Both, lanes, ..JobOptions::default() },
+            ..Task::default()
+        };
+        let error = checksum_wanted(&task("WHIRLPOOL:00", None)).unwrap_err();
+        assert!(error.kind == ErrorKind::Usage && error.text().contains("adler32"), "{error:?}");
+        let without = Task { options: JobOptions::default(), ..task("WHIRLPOOL:00", None) };
+        assert_eq!(checksum_wanted(&without).unwrap(), (None, None), "nothing is compared");
+        for (given, expected) in [(None, None), (Some(3), Some(3)), (Some(1_000_000), Some(LANES_MAX))] {
+            assert_eq!(lanes_of(&task("ADLER32", given)), expected);
+        }
     }
 }

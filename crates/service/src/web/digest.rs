@@ -3,11 +3,10 @@
 //! A storage that does not know the wanted algorithm answers with another one: the name in the answer is compared.
 //! Refuses to compute.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use hyper::header::HeaderMap;
 use sterna_proto::{Algorithm, Digest, Error, ErrorKind, Phase, Scope};
 
+use crate::checksum::{self, read_value};
 use crate::job::{ChecksumPolicy, Task};
 
 /// Header that asks for a digest.
@@ -37,20 +36,12 @@ impl Check {
         }
         // FTS3 takes Adler-32 if a request names no algorithm.
         let text = task.checksum.as_deref().unwrap_or("ADLER32");
-        let (name, value) = text.split_once(':').map_or((text, None), |(name, value)| (name, Some(value)));
-        let known = name.to_ascii_lowercase().replace('-', "").parse::<Algorithm>().ok();
-        let Some(algorithm) = known.filter(|algorithm| name_in_header(*algorithm).is_some()) else {
-            let text = format!("the checksum {name:?} is none that storages have: adler32, crc32c, md5, sha256");
+        let (algorithm, given) = checksum::read(text)?;
+        if name_in_header(algorithm).is_none() {
+            let text = format!("storages have no {algorithm} checksum: expected one of adler32, crc32c, md5, sha256");
             return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
-        };
-        let given = value.filter(|value| !value.is_empty()).map(|value| {
-            let digest = read_value(algorithm, value);
-            digest.ok_or_else(|| {
-                let text = format!("{value:?} is no {algorithm} checksum");
-                Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
-            })
-        });
-        Ok(Some(Self { algorithm, given: given.transpose()?, policy: task.options.checksum }))
+        }
+        Ok(Some(Self { algorithm, given, policy: task.options.checksum }))
     }
 
     /// Returns true if the digest of the source counts.
@@ -86,22 +77,6 @@ pub(super) fn read_header(headers: &HeaderMap, algorithm: Algorithm) -> Option<D
         let (name, value) = one.trim().split_once('=')?;
         name.trim().eq_ignore_ascii_case(wanted).then(|| read_value(algorithm, value.trim()))?
     })
-}
-
-/// Reads a value: hexadecimal, perhaps without leading zeros, or base64. XRootD writes CRC-32C in base64 up to 5.8.0,
-/// and in hexadecimal later.
-fn read_value(algorithm: Algorithm, value: &str) -> Option<Digest> {
-    if let Ok(digest) = format!("{algorithm}:{value}").parse() {
-        return Some(digest);
-    }
-    let bytes = STANDARD.decode(value).ok()?;
-    match algorithm {
-        Algorithm::Adler32 => Some(Digest::Adler32(u32::from_be_bytes(bytes.try_into().ok()?))),
-        Algorithm::Crc32c => Some(Digest::Crc32c(u32::from_be_bytes(bytes.try_into().ok()?))),
-        Algorithm::Md5 => Some(Digest::Md5(bytes.try_into().ok()?)),
-        Algorithm::Sha256 => Some(Digest::Sha256(bytes.try_into().ok()?)),
-        Algorithm::Blake3 => None,
-    }
 }
 
 /// Returns true if a digest is one that EOS reports before it has computed it: zero. No bytes have an Adler-32 of zero.

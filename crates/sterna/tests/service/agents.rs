@@ -60,7 +60,7 @@ impl Agent {
             .args(&self.flags)
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(std::fs::File::create(self.directory.path().join("log")).unwrap())
             .spawn()
             .unwrap();
         let mut line = String::new();
@@ -74,6 +74,11 @@ impl Agent {
             let _ = process.kill();
             let _ = process.wait();
         }
+    }
+
+    /// Returns the log of the last run.
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
     fn signal(&self, signal: &str) {
@@ -157,6 +162,25 @@ fn files_go_from_agent_to_agent_and_say_what_limited_them() {
     let path = &serde_json::from_str::<Value>(&body).unwrap()["paths"][0];
     assert_eq!(path["source_agent"], json!(near.fingerprint), "{body}");
     assert!(path["rtt_ms"].as_f64().unwrap() > 0.0 && path["best_bytes_per_s"].as_f64().unwrap() > 1e6, "{body}");
+}
+
+/// The interface of FTS3 has `nostreams`, which the Python bindings set to 1 with every job.
+#[test]
+fn a_transfer_has_the_lanes_that_its_job_asks_for() {
+    let serve = Serve::start();
+    let near = Agent::start(&serve, "near.example", &[]);
+    let far = Agent::start(&serve, "far.example", &["--log-level", "debug"]);
+    std::fs::write(near.path("f"), Seeded::new(3).bytes(64 << 20)).unwrap();
+    let lanes_up = || far.log().lines().filter(|line| line.contains(" is up: ")).count();
+    let id = submit(&serve, &[(near.url("f"), far.url("g"))], json!({"nostreams": 3}));
+    assert_eq!(serve.wait_for_end(&id)["job_state"], "FINISHED");
+    assert_eq!(lanes_up(), 3, "{}", far.log());
+    let file = json!({"sources": [near.url("f")], "destination": far.url("h")});
+    let (status, body) = serve.request("POST", "/api/v1/jobs", &json!({"files": [file], "lanes": 2}).to_string());
+    assert_eq!(status, 201, "{body}");
+    let id = serde_json::from_str::<Value>(&body).unwrap()["id"].as_str().unwrap().to_owned();
+    assert_eq!(serve.wait_for_end(&id)["job_state"], "FINISHED");
+    assert_eq!(lanes_up(), 3 + 2, "{}", far.log());
 }
 
 /// An agent without an open port pushes and pulls: it dials the other.

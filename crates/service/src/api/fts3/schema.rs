@@ -85,7 +85,7 @@ const PARAMS: [(&str, Kind, &str); 31] = [
     ("retry_delay", Kind::Integer, "First wait before another attempt, in seconds"),
     ("max_time_in_queue", Kind::Integer, "Maximum time in the queue: hours, or a number with s, m, h or d"),
     ("timeout", Kind::Integer, "Time limit of an attempt, in seconds"),
-    ("nostreams", Kind::Integer, "Number of lanes of a transfer"),
+    ("nostreams", Kind::Integer, "Number of lanes of a transfer; 1, which bindings send always, counts as none"),
     ("buffer_size", Kind::Integer, "Kept and shown"),
     ("strict_copy", Kind::Flag, "Kept and shown"),
     ("disable_cleanup", Kind::Flag, "The part of a failed transfer stays at the destination"),

@@ -358,7 +358,8 @@ fn options(params: &Object<'_>, job_type: &str, entries: &[Entry]) -> Result<Job
         retries: (retry != 0).then(|| u32::try_from(retry).unwrap_or(0)),
         retry_wait_s: u32::try_from(retry_delay).ok().filter(|delay| *delay > 0),
         timeout_s: params.count("timeout")?.filter(|timeout| *timeout > 0),
-        lanes: params.count("nostreams")?.filter(|streams| *streams > 0),
+        // FTS3's Python bindings send 1 with every job: nobody has chosen it.
+        lanes: params.count("nostreams")?.filter(|streams| *streams > 1),
         keeps_partial: params.flag("disable_cleanup")?,
         deletes_between: false,
         fts: match fts {
