@@ -31,6 +31,8 @@ pub mod kind {
     pub const DEFAULTS: &str = "defaults";
     /// Scheduling of a virtual organisation, by its name.
     pub const VO: &str = "vo";
+    /// Limit of the service; its only name is `*`.
+    pub const SERVICE: &str = "service";
     /// Operations that a user may do, by `operation user`.
     pub const GRANT: &str = "grant";
     /// Hosts that start no transfers, by name.
@@ -134,6 +136,14 @@ pub struct VoSettings {
     pub max_active: Option<u32>,
 }
 
+/// Settings of the whole service.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServiceSettings {
+    /// Maximum of transfers under way.
+    pub max_active: Option<u32>,
+}
+
 /// Shares of the activities of a virtual organisation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ActivitySettings {
@@ -158,6 +168,8 @@ pub struct Defaults {
     pub max_time_queue: u32,
     /// Time limit of an attempt in seconds; 0: by the size of the file.
     pub global_timeout: u32,
+    /// No file data goes through the service: files between storages that cannot copy fail.
+    pub no_streaming: bool,
     /// Fields that only replies need.
     #[serde(flatten)]
     pub others: BTreeMap<String, Value>,

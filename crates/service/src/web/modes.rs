@@ -63,6 +63,14 @@ impl Modes {
         Mode::ALL.into_iter().filter(is_open).collect()
     }
 
+    /// Returns the ways to try by which no bytes go through this worker. A way that did not work is tried again if no
+    /// other one is left.
+    pub fn third_party(&self, pair: &Pair, now: Instant) -> Vec<Mode> {
+        let without = |modes: Vec<Mode>| modes.into_iter().filter(|mode| *mode != Mode::Streamed).collect::<Vec<_>>();
+        let open = without(self.order(pair, now));
+        if open.is_empty() { without(Mode::ALL.to_vec()) } else { open }
+    }
+
     /// Records that a way works for a pair, and that these do not.
     pub fn handle_worked(&self, pair: &Pair, mode: Mode, refused: &[Mode], now: Instant) {
         let mut pairs = self.0.lock();
@@ -93,8 +101,10 @@ mod tests {
         assert_eq!(modes.order(&pair, start), Mode::ALL);
         modes.handle_worked(&pair, Mode::Push, &[Mode::Pull], start);
         assert_eq!(modes.order(&pair, start), [Mode::Push, Mode::Streamed]);
+        assert_eq!(modes.third_party(&pair, start), [Mode::Push]);
         modes.handle_worked(&pair, Mode::Streamed, &[Mode::Push], start);
         assert_eq!(modes.order(&pair, start), [Mode::Streamed]);
+        assert_eq!(modes.third_party(&pair, start), [Mode::Pull, Mode::Push], "there is no other way");
         assert_eq!(modes.order(&back, start), Mode::ALL);
         assert_eq!(modes.order(&pair, start + FORGET_AFTER), Mode::ALL);
         modes.handle_worked(&pair, Mode::Push, &[], start + FORGET_AFTER);

@@ -267,7 +267,11 @@ impl Transfer<'_> {
         };
         let pair: Pair = (from.at.origin().to_owned(), self.destination.at.origin().to_owned());
         let (mut last, mut refused) = (None, Vec::new());
-        for mode in self.web.modes.order(&pair, Instant::now()) {
+        let modes = match self.task.forbids_streams {
+            true => self.web.modes.third_party(&pair, Instant::now()),
+            false => self.web.modes.order(&pair, Instant::now()),
+        };
+        for mode in modes {
             // A server that takes a push for a copy within itself leaves a file of the same name there.
             if mode == Mode::Push && !is_temporary {
                 continue;
@@ -287,8 +291,19 @@ impl Transfer<'_> {
                 }
             }
         }
-        // The last way ends in any case.
-        Err(last.unwrap_or_else(|| too_long(Duration::ZERO)))
+        // The last way ends in any case, unless streams are forbidden.
+        let (source, destination) = (&pair.0, &pair.1);
+        let text = format!(
+            "{source} and {destination} do not copy to each other, and the virtual organisation forbids streams through \
+             the service (no_streaming)"
+        );
+        Err(match last {
+            Some(error) => {
+                let text = format!("{text}: {}", error.text());
+                error.reworded(text)
+            }
+            None => Error::new(ErrorKind::Denied, Scope::Path, Phase::Transfer, text).retry(Retry::OtherReplica),
+        })
     }
 
     async fn fetch_by(
