@@ -12,6 +12,7 @@ use super::service::ServiceFlags;
 /// Examples of `sterna config`.
 pub const EXAMPLES: &str = "Examples:
   sterna config                                    # shows all settings
+  sterna config service --max 2000
   sterna config link sterna://gs.example.org sterna://hub.example.org --max 20
   sterna config link '*' sterna://hub.example.org --max default
   sterna config endpoint sterna://hub.example.org --in 50 --out 50
@@ -40,6 +41,9 @@ pub struct ConfigFlags {
 /// Change of a setting.
 #[derive(Debug, Subcommand)]
 pub enum Change {
+    /// Limit the transfers of the whole service
+    #[command(after_help = "Examples:\n  sterna config service --max 2000\n  sterna config service --max default")]
+    Service(ServiceLimitFlags),
     /// Limit the transfers from one endpoint to another
     #[command(
         after_help = "Examples:\n  sterna config link sterna://gs.example.org sterna://hub.example.org --max 20\n  sterna config link '*' sterna://hub.example.org --remove"
@@ -159,6 +163,14 @@ pub struct SiteFlags {
     /// Remove the site
     #[arg(long)]
     pub remove: bool,
+}
+
+/// Flags of `sterna config service`.
+#[derive(Debug, Args)]
+pub struct ServiceLimitFlags {
+    /// Maximum number of transfers under way; sterna config drain starts none
+    #[arg(long, value_name = "N|default", required = true, value_parser = parse_number)]
+    pub max: Option<OrDefault<u32>>,
 }
 
 /// Flags of `sterna config link`.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use sterna_proto::file::plain;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_service::api::native::config_types::{
-    ActivitiesView, AuditLog, ConfigView, Drain, EndpointView, GrantView, LinkView, ShareView, VoView,
+    ActivitiesView, AuditLog, ConfigView, Drain, EndpointView, GrantView, LinkView, ServiceLimit, ShareView, VoView,
 };
 use sterna_service::api::native::types::{SiteList, SiteView};
 
@@ -14,7 +14,7 @@ use super::client::{Answer, Client, encoded};
 use super::table::{Table, json_line, utc};
 use crate::flags::config::{
     ActivitiesFlags, AuditFlags, Change, ConfigFlags, DrainState, EndpointFlags, GrantFlags, LinkFlags, OrDefault,
-    ShareFlags, SiteFlags, VoFlags,
+    ServiceLimitFlags, ShareFlags, SiteFlags, VoFlags,
 };
 use crate::flags::service::name_of;
 use crate::output::{print_line, say};
@@ -33,6 +33,7 @@ pub fn run(flags: &ConfigFlags) -> Result<u8, Error> {
     let run = Run { client: Client::new(&flags.service)?, json: flags.service.json };
     match &flags.change {
         None => run.show_all()?,
+        Some(Change::Service(flags)) => run.service(flags)?,
         Some(Change::Link(flags)) => run.link(flags)?,
         Some(Change::Endpoint(flags)) => run.endpoint(flags)?,
         Some(Change::Share(flags)) => run.share(flags)?,
@@ -91,6 +92,12 @@ impl Run {
             }
         };
         self.print(&answer, |site| sites(std::slice::from_ref(site)))
+    }
+
+    fn service(&self, flags: &ServiceLimitFlags) -> Result<(), Error> {
+        let limit = json!({"max": flags.max.and_then(|max| max.0)});
+        let answer = self.client.put::<ServiceLimit>(&format!("{CONFIG}/service"), Some(&limit))?;
+        self.print(&answer, |limit| format!("transfers of the service: {}", or_default(limit.max)))
     }
 
     fn link(&self, flags: &LinkFlags) -> Result<(), Error> {
@@ -222,9 +229,12 @@ fn drained(is_drained: bool) -> &'static str {
 fn in_words(config: &ConfigView) -> String {
     let defaults = &config.defaults;
     let mut tables = vec![format!(
-        "host {}: {}\nlimits without a setting: {} transfers on a link, {} to an endpoint, {} from an endpoint",
+        "host {}: {}\ntransfers of the service: {}\n\
+         limits without a setting: {} transfers in all, {} on a link, {} to an endpoint, {} from an endpoint",
         plain(&config.host),
         drained(config.is_drained),
+        or_default(config.max),
+        defaults.service_max,
         defaults.link_max,
         defaults.endpoint_max_in,
         defaults.endpoint_max_out
@@ -427,10 +437,12 @@ mod tests {
             host: "fts".to_owned(),
             is_drained: true,
             defaults: sterna_service::api::native::config_types::DefaultLimits {
+                service_max: 10_000,
                 link_max: 66,
                 endpoint_max_in: 200,
                 endpoint_max_out: 200,
             },
+            max: None,
             links: vec![LinkView { source: "*".to_owned(), destination: "x\u{1b}".to_owned(), max: Some(5) }],
             endpoints: Vec::new(),
             shares: Vec::new(),
@@ -446,7 +458,7 @@ mod tests {
             grants: Vec::new(),
         };
         let shown = in_words(&config);
-        assert!(shown.starts_with("host fts: no transfer starts: the host is drained\nlimits"), "{shown}");
+        assert!(shown.starts_with("host fts: no transfer starts: the host is drained\ntransfers"), "{shown}");
         assert!(shown.contains("LINKS\n") && shown.contains("x\\u{1b}") && !shown.contains("ENDPOINTS"), "{shown}");
         let row: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(row, ["m", "submission", "default", "default", "2h", "default"]);

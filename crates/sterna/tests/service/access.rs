@@ -158,6 +158,7 @@ const TABLE: &[(&str, &str, Right, u16)] = &[
     ("PUT", "/api/v1/config/grants/{operation}/{user}", ChangesSettings, 200),
     ("DELETE", "/api/v1/config/grants/{operation}/{user}", ChangesSettings, 204),
     ("PUT", "/api/v1/config/drain", ChangesSettings, 200),
+    ("PUT", "/api/v1/config/service", ChangesSettings, 200),
     ("GET", "/api/v1/config/audit", ChangesSettings, 200),
     ("GET", "/ui", Public, 308),
     ("GET", "/ui/", HasJobs, 200),
@@ -201,6 +202,7 @@ fn body_of(method: &str, path: &str) -> Value {
             json!({"hostname": host.trim(), "drain": false})
         }
         ("PUT", "/api/v1/config/drain") => json!({"is_drained": false}),
+        ("PUT", "/api/v1/config/service") => json!({"max": 500}),
         _ => json!({}),
     }
 }

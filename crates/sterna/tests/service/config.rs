@@ -54,8 +54,11 @@ fn last_words(text: &str) -> Vec<&str> {
 fn limits_of_links_and_endpoints_are_followed_at_once() {
     let serve = Serve::start();
     let shown = config(&serve, &[]);
-    assert!(shown.contains(": transfers start\n") && shown.contains("66 transfers on a link, 200 to"), "{shown}");
-    assert_eq!(shown.lines().count(), 2, "no setting: {shown}");
+    assert!(
+        shown.contains(": transfers start\n") && shown.contains("10000 transfers in all, 66 on a link, 200 to"),
+        "{shown}"
+    );
+    assert_eq!(shown.lines().count(), 3, "no setting: {shown}");
     let said = config(&serve, &["link", "mock://a.example:99/", "mock://b.example", "--max", "1"]);
     assert_eq!(last_words(&said), ["mock://a.example", "mock://b.example", "1"], "{said}");
     submit(&serve, &[SOURCE, SLOW]);
@@ -77,6 +80,25 @@ fn limits_of_links_and_endpoints_are_followed_at_once() {
     let said = fail(&serve, &["link", "mock://a.example", "mock://b.example", "--remove"], 5);
     assert!(said.contains("there is no setting for the link from mock://a.example to mock://b.example"), "{said}");
     assert!(fail(&serve, &["endpoint", "b.example", "--in", "1"], 5).contains("expected SCHEME://HOST"));
+}
+
+#[test]
+fn the_limit_of_the_service_counts_all_links_and_survives_a_restart() {
+    let mut serve = Serve::start();
+    assert_eq!(config(&serve, &["service", "--max", "1"]), "transfers of the service: 1\n");
+    serve.kill_and_start();
+    assert!(config(&serve, &[]).contains("\ntransfers of the service: 1\n"));
+    submit(&serve, &[SOURCE, SLOW]);
+    let second = submit(&serve, &[SOURCE, "mock://c.example/f"]);
+    until_explained(&serve, &second, "service: 1 transfers are under way, the maximum");
+    config(&serve, &["drain", "on"]);
+    until_explained(&serve, &second, "an operator has drained the service");
+    config(&serve, &["drain", "off"]);
+    let said = fail(&serve, &["service", "--max", "0"], 5);
+    assert!(said.contains("a drained host starts none"), "{said}");
+    assert_eq!(config(&serve, &["service", "--max", "default"]), "transfers of the service: default\n");
+    serve.sterna(&["watch", &second]).succeed();
+    assert_eq!(settings(&serve)["max"], Value::Null);
 }
 
 /// Two operators who change different limits of an endpoint at the same time lose nothing.
@@ -209,7 +231,8 @@ fn a_drained_host_starts_nothing_until_it_may_again() {
 fn every_change_is_in_the_audit_log() {
     let mut serve = Serve::start();
     for change in [
-        &["link", "*", "mock://b.example", "--max", "5"][..],
+        &["service", "--max", "500"][..],
+        &["link", "*", "mock://b.example", "--max", "5"],
         &["endpoint", "*", "--in", "5"],
         &["share", "v", "1"],
         &["activities", "v", "a=1"],
@@ -238,6 +261,7 @@ fn every_change_is_in_the_audit_log() {
         "share-config",
         "set-se-config",
         "link-config",
+        "service-config",
     ];
     assert_eq!(actions, expected, "{shown}");
     let entry: Value = serde_json::from_str(&config(&serve, &["audit", "--limit", "1", "--json"])).unwrap();

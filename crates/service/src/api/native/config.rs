@@ -17,7 +17,7 @@ use utoipa::IntoParams;
 use super::answer::{By, Failed, Refusals, page, read, usage};
 use super::config_types::{
     ActivitiesView, AuditLog, AuditView, ConfigView, DefaultLimits, Drain, EndpointChange, EndpointView, GrantView,
-    LinkChange, LinkView, NewActivities, NewShare, ShareView, VoChange, VoView,
+    LinkChange, LinkView, NewActivities, NewShare, ServiceLimit, ShareView, VoChange, VoView,
 };
 use crate::api::app::App;
 use crate::api::body::{Small, Whole};
@@ -25,8 +25,8 @@ use crate::api::description::{Routes, routes};
 use crate::caller::{Caller, Level, Operation};
 use crate::endpoint::endpoint_named;
 use crate::settings::{
-    self, ActivitySettings, Defaults, EndpointSettings, Grant, LinkSettings, ShareSettings, VoSettings, WEIGHT_MAX,
-    kind,
+    self, ActivitySettings, Defaults, EndpointSettings, Grant, LinkSettings, ServiceSettings, ShareSettings,
+    VoSettings, WEIGHT_MAX, kind,
 };
 
 /// Maximum bytes of the name of a virtual organisation, an activity or a user. Reason: distinguished names have some
@@ -55,6 +55,7 @@ const BY_PRIORITY: &str = "priority";
 pub(super) fn routes() -> Routes {
     Routes::default()
         .routes(routes!(show))
+        .routes(routes!(set_service))
         .routes(routes!(change_link, remove_link))
         .routes(routes!(change_endpoint, remove_endpoint))
         .routes(routes!(set_share, remove_share))
@@ -135,10 +136,12 @@ async fn show(By(caller): By, State(app): State<App>) -> Result<Json<ConfigView>
         host: app.service.host().to_owned(),
         is_drained: drained.iter().any(|setting| setting.name == app.service.host()),
         defaults: DefaultLimits {
+            service_max: limits.all as u64,
             link_max: limits.link as u64,
             endpoint_max_in: limits.endpoint.inbound as u64,
             endpoint_max_out: limits.endpoint.outbound as u64,
         },
+        max: all(&app, &caller, kind::SERVICE, |_, service: ServiceSettings| service.max_active).await?.pop().flatten(),
         links: all(&app, &caller, kind::LINK, |_, link: LinkSettings| LinkView::from(link)).await?,
         endpoints: all(&app, &caller, kind::ENDPOINT, endpoint_view).await?,
         shares: all(&app, &caller, kind::SHARE, |_, share: ShareSettings| ShareView {
@@ -213,6 +216,25 @@ fn vo_view(vo: &str, defaults: &Defaults, scheduling: &VoSettings) -> VoView {
         max: scheduling.max_active,
         order: if scheduling.in_order { BY_SUBMISSION } else { BY_PRIORITY }.to_owned(),
     }
+}
+
+/// Sets the maximum of transfers under way of the whole service.
+#[utoipa::path(
+    put,
+    path = "/api/v1/config/service",
+    request_body = ServiceLimit,
+    operation_id = "set_service_limit",
+    responses((status = 200, description = "Limit", body = ServiceLimit), Refusals)
+)]
+async fn set_service(By(caller): By, State(app): State<App>, Whole(body): Small) -> Result<Json<ServiceLimit>, Failed> {
+    caller.check_level(Operation::Config, Level::All)?;
+    let limit: ServiceLimit = read("the limit", &body)?;
+    if limit.max == Some(0) {
+        return Err(usage("max 0: expected a transfer at least, or null; a drained host starts none").into());
+    }
+    let value = limit.max.map(|max| stored(&ServiceSettings { max_active: Some(max) })).transpose()?.flatten();
+    app.service.set(&caller, kind::SERVICE, ANY, value, "service-config").await?;
+    Ok(Json(limit))
 }
 
 /// Changes the limit of a link.
@@ -479,12 +501,7 @@ impl VoChange {
             defaults.global_timeout = seconds.unwrap_or(0);
         }
         // Fields that replies of FTS3 have always.
-        for (key, value) in [
-            ("vo_name", json!(vo)),
-            ("sec_per_mb", json!(0)),
-            ("show_user_dn", json!(false)),
-            ("no_streaming", json!(false)),
-        ] {
+        for (key, value) in [("vo_name", json!(vo)), ("sec_per_mb", json!(0)), ("show_user_dn", json!(false))] {
             defaults.others.entry(key.to_owned()).or_insert(value);
         }
         defaults

@@ -13,6 +13,9 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(value: D) -> Result<Opt
 /// Limits that count where no setting does.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct DefaultLimits {
+    /// Maximum of transfers of the whole service.
+    #[serde(default)]
+    pub service_max: u64,
     /// Maximum of transfers on a link.
     pub link_max: u64,
     /// Maximum of transfers to an endpoint.
@@ -30,6 +33,9 @@ pub struct ConfigView {
     pub is_drained: bool,
     /// Limits that count where no setting does.
     pub defaults: DefaultLimits,
+    /// Maximum of transfers of the whole service; null: the default.
+    #[serde(default)]
+    pub max: Option<u32>,
     /// Links with a limit.
     pub links: Vec<LinkView>,
     /// Endpoints with limits.
@@ -42,6 +48,15 @@ pub struct ConfigView {
     pub vos: Vec<VoView>,
     /// Operations that users may do on everybody's resources.
     pub grants: Vec<GrantView>,
+}
+
+/// Limit of the whole service.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceLimit {
+    /// Maximum of transfers under way; null: the default. A host without transfers is drained.
+    #[schema(minimum = 1)]
+    pub max: Option<u32>,
 }
 
 /// Link: a source and a destination endpoint. `*` stands for every endpoint; the most precise setting counts.
