@@ -8,17 +8,18 @@ use std::time::Duration;
 
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
-use sterna_sched::replica::Strategy;
+use sterna_sched::replica::{Placed, Strategy};
 use sterna_sched::settings::{ACTIVITY_DEFAULT, Link};
 use sterna_sched::state::{FileState, JobKind};
+use sterna_sched::time::UnixTime;
 use uuid::Uuid;
 
 use crate::caller::{Caller, Level, Operation};
 use crate::credentials::Credentials;
 use crate::endpoint::{endpoint_of, site_of};
 use crate::job::{File, Job, JobOptions, NewFile, NewJob};
-use crate::service::{Service, link_of, now};
-use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Submitted};
+use crate::service::{Service, link_of, name_of, now};
+use crate::store::{Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, Submitted};
 
 /// Lowest and highest priority. Source: FTS3.
 pub const PRIORITIES: (u8, u8) = (1, 5);
@@ -99,6 +100,17 @@ pub struct Submission {
     pub entries: Vec<Entry>,
 }
 
+/// Entries of a submission up to now.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Number of entries.
+    entries: u64,
+    /// Destination of the last hop, in a job of hops.
+    reached: Option<String>,
+    /// Files that wait.
+    placed: Placed,
+}
+
 /// Outcome of a cancellation.
 #[derive(Clone, Debug)]
 pub enum Cancelled {
@@ -122,7 +134,7 @@ impl Service {
         if entries.iter().all(|entry| entry.pairs.is_empty()) {
             return Err(usage("No valid pairs available"));
         }
-        let files = self.files_of_entries(caller, submission.kind, (0, &mut None), entries)?;
+        let files = self.files_of_entries(caller, submission.kind, &mut Progress::default(), entries)?;
         if files.len() as u64 > FILES_MAX {
             return Err(usage(format!("{} files: the maximum of a job is {FILES_MAX}", files.len())));
         }
@@ -141,24 +153,23 @@ impl Service {
         }
     }
 
-    /// Returns the files of entries of a job, of which the first has this number. `reached`: the destination of the hop
-    /// before, in a job of hops.
+    /// Returns the files of entries of a job. `progress`: what came before them.
     ///
     /// Errors: `Usage`; `Denied`, when an endpoint or the caller is banned.
     pub(crate) fn files_of_entries(
         &self,
         caller: &Caller,
         kind: JobKind,
-        (first, reached): (u64, &mut Option<String>),
+        progress: &mut Progress,
         entries: Vec<Entry>,
     ) -> Result<Vec<NewFile>, Error> {
         let mut files = Vec::with_capacity(entries.len());
-        for (number, entry) in (first..).zip(entries) {
+        for entry in entries {
             if kind == JobKind::Hops {
-                check_hop(&entry, reached)?;
+                check_hop(&entry, &mut progress.reached)?;
             }
-            let is_reserved = kind == JobKind::Hops && number > 0;
-            self.add_entry(number, entry, (caller.vo(), kind, is_reserved), &mut files)?;
+            self.add_entry(entry, (caller.vo(), kind), progress, &mut files)?;
+            progress.entries += 1;
         }
         let mut endpoints: Vec<&str> = files.iter().map(|file: &NewFile| file.source_endpoint.as_str()).collect();
         endpoints.extend(files.iter().map(|file| file.destination_endpoint.as_str()));
@@ -206,11 +217,13 @@ impl Service {
     /// Adds the files of an entry. The best replica waits, the others are in reserve.
     fn add_entry(
         &self,
-        number: u64,
         entry: Entry,
-        (vo, kind, is_reserved): (&str, JobKind, bool),
+        (vo, kind): (&str, JobKind),
+        progress: &mut Progress,
         files: &mut Vec<NewFile>,
     ) -> Result<(), Error> {
+        let number = progress.entries;
+        let is_reserved = kind == JobKind::Hops && number > 0;
         let mut links: Vec<Link> = Vec::with_capacity(entry.pairs.len());
         for pair in &entry.pairs {
             links.push(link_of(&endpoint_of(&pair.source)?, &endpoint_of(&pair.destination)?));
@@ -220,11 +233,14 @@ impl Service {
             return Err(usage(text));
         }
         let activity = entry.activity.clone().unwrap_or_else(|| ACTIVITY_DEFAULT.to_owned());
-        let best = match links.len() {
-            0 | 1 => 0,
-            _ => self.choose(entry.strategy, entry.size, (vo, &activity), &links).0,
-        };
         let has_replicas = links.len() > 1;
+        let (of, placed) = ((vo, activity.as_str()), &progress.placed);
+        let ranking = has_replicas.then(|| self.rank(entry.strategy, entry.size, of, &links, placed));
+        let best = ranking.as_ref().and_then(|ranking| ranking.order.first().copied()).unwrap_or(0);
+        if let Some(link) = links.get(best).filter(|_| !is_reserved) {
+            progress.placed.add(link, &self.wanted(entry.size, of));
+        }
+        let mut choice = ranking.map(|ranking| ranking.rationale);
         for (index, (pair, link)) in entry.pairs.into_iter().zip(links).enumerate() {
             let is_between_sites = [&link.source, &link.destination].into_iter().all(|end| site_of(end).is_some());
             let is_short = pair.source.len().max(pair.destination.len()) <= SHARED_LOCATION_BYTES_MAX;
@@ -250,6 +266,7 @@ impl Service {
                 deadline: entry.deadline,
                 metadata: entry.metadata.clone(),
                 fts: entry.fts.clone(),
+                choice: if index == best { choice.take() } else { None },
                 credentials: pair.credentials,
             });
         }
@@ -409,13 +426,30 @@ impl Service {
         Ok(states)
     }
 
-    /// Cancels a file. `successor`: the replica of its entry that goes next. Returns its state then: cancelled, or the
-    /// one in which it had ended.
+    /// Returns the change that cancels a file in a state. `successor`: the replica that goes next, with the reason.
+    pub(crate) fn cancellation(
+        &self,
+        file: &File,
+        from: FileState,
+        reason: &str,
+        successor: Option<&(FileNumber, String)>,
+        at: UnixTime,
+    ) -> Change {
+        let decision = successor.map(|(_, why)| {
+            let text = format!("{} was cancelled: {reason}; {why}", name_of(file));
+            Decision::new(DecisionKind::Failover, text)
+        });
+        let what = Event::Cancels { reason: reason.to_owned(), successor: successor.map(|(number, _)| *number) };
+        Change { file: file.number, from, of_worker: None, what, decision, at }
+    }
+
+    /// Cancels a file. `successor`: the replica of its entry that goes next, with the reason. Returns its state then:
+    /// cancelled, or the one in which it had ended.
     pub(crate) async fn cancel_file(
         &self,
         file: &File,
         reason: &str,
-        successor: Option<FileNumber>,
+        successor: Option<&(FileNumber, String)>,
     ) -> Result<FileState, Error> {
         let mut from = file.state;
         // It may start or end at the same time: then its new state counts.
@@ -423,8 +457,7 @@ impl Service {
             if from.is_final() {
                 return Ok(from);
             }
-            let what = Event::Cancels { reason: reason.to_owned(), successor };
-            let change = Change { file: file.number, from, of_worker: None, what, at: now() };
+            let change = self.cancellation(file, from, reason, successor, now());
             match self.store().change(vec![change]).await?.into_iter().next() {
                 Some(Changed::Done { waiting, .. }) => {
                     self.handle_waiting(waiting);

@@ -4,9 +4,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_sched::obstacle::PATIENCE;
 
 use crate::access::{LEVELS_DEFAULT, Rules};
 use crate::auth::Issuer;
@@ -33,6 +35,16 @@ pub struct Config {
     issuers: Vec<IssuerConfig>,
     /// Storages.
     storages: StoragesConfig,
+    /// Replicas.
+    replicas: ReplicasConfig,
+}
+
+/// Files with several sources.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ReplicasConfig {
+    /// Time in seconds after which files leave a source that is banned, has no agent, or refuses transfers.
+    patience_s: Option<u32>,
 }
 
 /// Addresses that storages may have besides public ones, and credentials for them.
@@ -120,6 +132,11 @@ impl Config {
             }
         }
         Ok(config)
+    }
+
+    /// Returns the time after which files leave a source with an obstacle.
+    pub fn patience(&self) -> Duration {
+        self.replicas.patience_s.map_or(PATIENCE, |seconds| Duration::from_secs(u64::from(seconds)))
     }
 
     /// Returns the issuers of tokens. Errors: a level or an operation does not exist.

@@ -72,7 +72,8 @@ pub async fn transfer(task: &Task) -> Result<Moved, Error> {
     let size = source.number("size");
     if let Some(expected) = task.size.filter(|expected| *expected != size && *expected != 0) {
         let text = format!("Source and user provided file size mismatch: {size} and {expected}");
-        return Err(Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Prepare, text));
+        let error = Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Prepare, text);
+        return Err(error.retry(Retry::OtherReplica));
     }
     if destination.number("size_pre") > 0 {
         let may_replace = match task.options.overwrite {

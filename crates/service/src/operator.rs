@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_sched::queue::FileNumber;
+use sterna_sched::replica::Placed;
 use sterna_sched::settings::{ANY, EndpointLimits, Limits, Name, Shares};
 use sterna_sched::share::Share;
 use sterna_sched::state::FileState;
@@ -16,10 +17,10 @@ use uuid::Uuid;
 use crate::caller::{Caller, Level, Operation};
 use crate::endpoint::{AGENTS, endpoint_of, site_of};
 use crate::job::{File, NewFile};
-use crate::service::{Service, link_of, now};
+use crate::service::{Reserves, Service, link_of, now};
 use crate::settings::{
-    ActivitySettings, Applied, Ban, BanKind, EndpointSettings, Grant, LinkSettings, ShareSettings, UserBan, VoSettings,
-    WEIGHT_MAX, kind, read,
+    ActivitySettings, Applied, Ban, BanKind, EndpointSettings, Grant, LinkSettings, ServiceSettings, ShareSettings,
+    UserBan, VoSettings, WEIGHT_MAX, kind, read,
 };
 use crate::site::{SiteRight, SiteSettings};
 use crate::store::{Audit, Change, Changed, Event, FileFilter, JobFilter, Setting};
@@ -289,12 +290,8 @@ impl Service {
     async fn cancel_all(&self, files: Vec<File>, reason: &str) -> Result<(), Error> {
         for files in files.chunks(CHANGED_TOGETHER_MAX) {
             let successors = self.successors_of(files).await?;
-            let successor_of = |file: &File| successors.get(&(file.job, file.new.entry)).copied();
             let at = now();
-            let change = |file: &File| {
-                let what = Event::Cancels { reason: reason.to_owned(), successor: successor_of(file) };
-                Change { file: file.number, from: file.state, of_worker: None, what, at }
-            };
+            let change = |file: &File| self.cancellation(file, file.state, reason, successors.get(&file.number), at);
             let changed = self.store().change(files.iter().map(change).collect()).await?;
             let (mut cancelled, mut waits) = (Vec::with_capacity(files.len()), Vec::new());
             let mut moved_on = Vec::new();
@@ -311,30 +308,42 @@ impl Service {
             self.handle_cancelled(cancelled);
             // These started, were held or ended since they were read.
             for file in moved_on {
-                self.cancel_file(file, reason, successor_of(file)).await?;
+                self.cancel_file(file, reason, successors.get(&file.number)).await?;
             }
         }
         Ok(())
     }
 
-    /// Returns for each entry of files the replica that goes next: none that is at a banned endpoint too.
-    async fn successors_of(&self, files: &[File]) -> Result<BTreeMap<(Uuid, u64), FileNumber>, Error> {
+    /// Returns for each file the replica that goes next, with the reason: none that is at a banned endpoint too.
+    async fn successors_of(&self, files: &[File]) -> Result<BTreeMap<FileNumber, (FileNumber, String)>, Error> {
         // Only files with replicas have a strategy.
-        let replicated = files.iter().filter(|file| file.new.strategy.is_some());
-        let entries: Vec<(Uuid, u64)> = replicated.map(|file| (file.job, file.new.entry)).collect();
-        let mut successors = BTreeMap::new();
-        if entries.is_empty() {
-            return Ok(successors);
-        }
-        let filter = FileFilter { entries, states: vec![FileState::Reserved], ..FileFilter::default() };
+        let replicated: Vec<&File> = files.iter().filter(|file| file.new.strategy.is_some()).collect();
+        let mut reserves = self.reserves_of(&replicated).await?;
         let applied = self.applied();
-        for file in self.store().files(filter).await? {
-            let ends = [&file.new.source_endpoint, &file.new.destination_endpoint];
-            if !ends.into_iter().any(|endpoint| applied.bans.contains_key(endpoint)) {
-                successors.entry((file.job, file.new.entry)).or_insert(file.number);
+        let mut placed = Placed::default();
+        let successor = |file: &&File| {
+            let mut left = reserves.remove(&(file.job, file.new.entry))?;
+            left.retain(|file| {
+                let ends = [&file.new.source_endpoint, &file.new.destination_endpoint];
+                !ends.into_iter().any(|endpoint| applied.bans.contains_key(endpoint))
+            });
+            Some((file.number, self.successor(file, &left, Reserves::All, &mut placed)?))
+        };
+        Ok(replicated.iter().filter_map(successor).collect())
+    }
+
+    /// Returns the replicas in reserve of the entries of files.
+    pub(crate) async fn reserves_of(&self, files: &[&File]) -> Result<BTreeMap<(Uuid, u64), Vec<File>>, Error> {
+        let mut reserves: BTreeMap<(Uuid, u64), Vec<File>> = BTreeMap::new();
+        let entries: Vec<(Uuid, u64)> = files.iter().map(|file| (file.job, file.new.entry)).collect();
+        // A filter without entries would select those of everybody.
+        if !entries.is_empty() {
+            let filter = FileFilter { entries, states: vec![FileState::Reserved], ..FileFilter::default() };
+            for file in self.store().files(filter).await? {
+                reserves.entry((file.job, file.new.entry)).or_default().push(file);
             }
         }
-        Ok(successors)
+        Ok(reserves)
     }
 
     async fn change_all(&self, files: Vec<(FileNumber, FileState)>, what: Event) -> Result<(), Error> {
@@ -345,6 +354,7 @@ impl Service {
                 from: *from,
                 of_worker: None,
                 what: what.clone(),
+                decision: None,
                 at,
             };
             let (mut waiting, mut held) = (Vec::new(), Vec::new());
@@ -378,6 +388,10 @@ impl Service {
 
     async fn stored_limits(&self) -> Result<Limits, Error> {
         let mut limits = Limits::default();
+        for setting in self.store().settings(kind::SERVICE).await? {
+            let most = read::<ServiceSettings>(&setting).and_then(|service| count(service.max_active));
+            limits.all = most.unwrap_or(limits.all);
+        }
         if self.store().settings(kind::DRAIN).await?.iter().any(|setting| setting.name == self.host()) {
             limits.all = 0;
         }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use sterna_net::identity::Fingerprint;
 use sterna_proto::{BitRate, ByteCount, Error, ErrorKind};
 use sterna_sched::queue::FileNumber;
-use sterna_sched::replica::{SourceStats, Strategy, Wanted, rank};
+use sterna_sched::replica::{Candidate, Placed, Ranking, SourceStats, Strategy, Wanted, rank, rank_free};
 use sterna_sched::scheduler::{QueuedOnLink, Scheduler};
 use sterna_sched::settings::{Limits, Link, Name, Shares};
 use sterna_sched::statistics::{Arrived, PERIOD, Statistics};
@@ -278,34 +278,91 @@ impl Service {
         self.shared.scheduler.lock().why(file.number, rate, now())
     }
 
-    /// Chooses among replicas of an entry, for an activity of a VO. Returns the index of the best one, and the reason.
-    pub(crate) fn choose(
+    /// Ranks the replicas of an entry, for an activity of a VO. `placed`: files that no queue has yet.
+    pub(crate) fn rank(
         &self,
         strategy: Strategy,
         size: Option<u64>,
-        (vo, activity): (&str, &str),
+        of: (&str, &str),
         links: &[Link],
-    ) -> (usize, String) {
+        placed: &Placed,
+    ) -> Ranking {
+        let (wanted, candidates) = self.candidates(size, of, links, placed);
+        rank(strategy, &wanted, &candidates)
+    }
+
+    /// Chooses the replica that follows a file among those in reserve, and adds it to the files that were placed.
+    /// Returns it with the reason; `None`: there is none.
+    pub(crate) fn successor(
+        &self,
+        file: &File,
+        reserves: &[File],
+        which: Reserves,
+        placed: &mut Placed,
+    ) -> Option<(FileNumber, String)> {
+        let link = |file: &File| link_of(&file.new.source_endpoint, &file.new.destination_endpoint);
+        let links: Vec<Link> = reserves.iter().map(link).collect();
+        let strategy = file.new.strategy.as_deref().and_then(Strategy::by_name).unwrap_or_default();
+        let of = (file.vo.as_str(), file.new.activity.as_str());
+        let (wanted, candidates) = self.candidates(file.new.size, of, &links, placed);
+        let ranking = match which {
+            Reserves::All => rank(strategy, &wanted, &candidates),
+            Reserves::Free => rank_free(strategy, &wanted, &candidates)?,
+        };
+        let best = ranking.order.first().copied()?;
+        placed.add(links.get(best)?, &wanted);
+        let next = reserves.get(best)?;
+        Some((next.number, format!("{} is next; {}", name_of(next), ranking.rationale)))
+    }
+
+    /// Returns a file of this size and activity as choices see it.
+    pub(crate) fn wanted(&self, size: Option<u64>, (vo, activity): (&str, &str)) -> Wanted {
+        let weight = self.shared.scheduler.lock().weight(&vo.into(), &activity.into());
+        Wanted { size: size.map(ByteCount), weight }
+    }
+
+    fn candidates(
+        &self,
+        size: Option<u64>,
+        of: (&str, &str),
+        links: &[Link],
+        placed: &Placed,
+    ) -> (Wanted, Vec<Candidate>) {
+        let wanted = self.wanted(size, of);
         let mut statistics = self.shared.statistics.lock();
         let scheduler = self.shared.scheduler.lock();
         let (applied, paths) = (self.applied(), self.shared.paths.lock());
         let at = now();
-        let stats: Vec<_> = links
-            .iter()
-            .map(|link| {
-                let mut stats = statistics.of(link, at);
-                let queued = scheduler.queued(link);
-                stats.queued_files = queued.files;
-                stats.pending = queued.pending;
-                stats.path_rate = path_rate(link, &applied, &paths);
-                stats.is_being_tried = stats.ended_files == 0 && queued.files + queued.active > 0;
-                stats
-            })
-            .collect();
-        let wanted = Wanted { size: size.map(ByteCount), weight: scheduler.weight(&vo.into(), &activity.into()) };
-        let ranking = rank(strategy, &wanted, &stats);
-        (ranking.order.first().copied().unwrap_or(0), ranking.rationale)
+        let candidate = |link: &Link| {
+            let queued = scheduler.queued(link);
+            let mut stats = SourceStats {
+                queued_files: queued.files,
+                active: queued.active,
+                pending: queued.pending,
+                path_rate: path_rate(link, &applied, &paths),
+                obstacle: scheduler.obstacle(link, at),
+                ..statistics.of(link, at)
+            };
+            placed.add_to(link, &mut stats);
+            Candidate { name: Arc::clone(&link.source), stats }
+        };
+        let candidates = links.iter().map(candidate).collect();
+        (wanted, candidates)
     }
+}
+
+/// Replicas in reserve among which a successor is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reserves {
+    /// All.
+    All,
+    /// Those without an obstacle.
+    Free,
+}
+
+/// Returns the name of a replica in the reason of a decision.
+pub(crate) fn name_of(file: &File) -> String {
+    format!("{} (file {})", file.new.source_endpoint, file.number.0)
 }
 
 /// Returns the best rate that the agents of both sites of a link have recorded; `None`: an end is at no agents, or none
@@ -376,7 +433,7 @@ mod tests {
         let ends = [arrives.clone(), arrives, fails(ErrorKind::NotFound), fails(ErrorKind::Cancelled)];
         for (file, end) in files.iter().zip(ends) {
             let starts = Event::Starts { worker: "w".to_owned(), rationale: String::new() };
-            let change = |from, what, at| Change { file: file.number, from, of_worker: None, what, at };
+            let change = |from, what, at| Change { file: file.number, from, of_worker: None, what, decision: None, at };
             let changes = vec![
                 change(FileState::Waiting, starts, at - Duration::from_secs(4)),
                 change(FileState::Active, end, at),
@@ -424,8 +481,11 @@ mod tests {
         *service.shared.applied.lock() = Arc::new(applied);
         *service.shared.paths.lock() = paths;
         // 10 GB at the rates of the paths; a source without a record counts as one of 1 Gbit/s.
-        let best = |links: &[Link]| service.choose(Strategy::Best, Some(10_000_000_000), ("vo", "x"), links).0;
-        assert_eq!(best(&[to("sterna://two"), to("sterna://one")]), 1);
-        assert_eq!(best(&[to("sterna://two"), to("sterna://one"), to("https://web")]), 2);
+        let size = Some(10_000_000_000);
+        let best = |links: &[Link]| {
+            service.rank(Strategy::Best, size, ("vo", "x"), links, &Placed::default()).order.first().copied()
+        };
+        assert_eq!(best(&[to("sterna://two"), to("sterna://one")]), Some(1));
+        assert_eq!(best(&[to("sterna://two"), to("sterna://one"), to("https://web")]), Some(2));
     }
 }

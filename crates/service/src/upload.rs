@@ -10,7 +10,7 @@ use sterna_sched::state::JobKind;
 use uuid::Uuid;
 
 use crate::caller::{Caller, Level, Operation};
-use crate::command::{Entry, FILES_MAX, Submission};
+use crate::command::{Entry, FILES_MAX, Progress, Submission};
 use crate::job::NewFile;
 use crate::service::Service;
 use crate::store::Submitted;
@@ -18,7 +18,7 @@ use crate::store::Submitted;
 /// Result of the first batch.
 pub enum Begun {
     /// The upload can go on.
-    Now(Upload),
+    Now(Box<Upload>),
     /// A job with the idempotency key exists already.
     Repeated(Uuid),
 }
@@ -30,10 +30,9 @@ pub struct Upload {
     job: Uuid,
     kind: JobKind,
     idempotency_key: Option<String>,
-    /// Numbers of entries and of files so far.
-    entries: u64,
-    /// Destination of the last hop.
-    reached: Option<String>,
+    /// Entries so far.
+    progress: Progress,
+    /// Number of files so far.
     files: u64,
     is_complete: bool,
 }
@@ -44,9 +43,8 @@ impl Upload {
         caller.check_level(Operation::Transfer, Level::Own)?;
         let entries = std::mem::take(&mut submission.entries);
         let (kind, idempotency_key) = (submission.kind, submission.idempotency_key.clone());
-        let count = entries.len() as u64;
-        let mut reached = None;
-        let files = service.files_of_entries(&caller, kind, (0, &mut reached), entries)?;
+        let mut progress = Progress::default();
+        let files = service.files_of_entries(&caller, kind, &mut progress, entries)?;
         check_files(files.len() as u64)?;
         let job = service.new_job(&caller, submission);
         // From here on the job may be in the store, even if nobody waits for the answer any more.
@@ -57,13 +55,12 @@ impl Upload {
             job: job.id,
             kind,
             idempotency_key,
-            entries: count,
-            reached,
+            progress,
             files: files.len() as u64,
             is_complete: false,
         };
         match service.store().submit(job, files, false).await? {
-            Submitted::New => Ok(Begun::Now(upload)),
+            Submitted::New => Ok(Begun::Now(Box::new(upload))),
             Submitted::Repeated(first) => {
                 upload.end();
                 Ok(Begun::Repeated(first))
@@ -98,10 +95,7 @@ impl Upload {
     }
 
     fn files_of(&mut self, entries: Vec<Entry>) -> Result<Vec<NewFile>, Error> {
-        let count = entries.len() as u64;
-        let files =
-            self.service.files_of_entries(&self.caller, self.kind, (self.entries, &mut self.reached), entries)?;
-        self.entries += count;
+        let files = self.service.files_of_entries(&self.caller, self.kind, &mut self.progress, entries)?;
         self.files += files.len() as u64;
         check_files(self.files).map(|()| files)
     }

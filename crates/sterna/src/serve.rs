@@ -64,7 +64,7 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
     // The key makes the name of this service unique, and the same after a restart.
     let rules = ConnectRules { hosts: WebServers::Any, addresses: identity.addresses() };
     let web = Web::open(Some(trust), rules, &signer.fingerprint().to_string()).await?;
-    let (service, runner, agents) = Runner::new(store, signer, web, host);
+    let (service, runner, agents) = Runner::new(store, signer, web, host, identity.config.patience());
     let delegations = Arc::new(Delegations::new(identity.config.wants_delegation()));
     let default = if flags.dev { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
     let listen = flags.listen.unwrap_or(SocketAddr::new(IpAddr::V4(default), SERVICE_PORT));

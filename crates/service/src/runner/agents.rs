@@ -14,11 +14,12 @@ use tracing::{info, warn};
 
 use super::placement::Placement;
 use super::{Runner, cancelled};
-use crate::endpoint::site_of;
+use crate::endpoint::{AGENTS, site_of};
 use crate::job::{Failure, File, Moved, Task};
 use crate::paths::PathEnds;
 use crate::service::{AgentState, Running, now};
 use crate::settings::{kind, read};
+use crate::site::Site;
 use crate::store::{Change, Changed, Event};
 use crate::worker::{Assignment, Connection, End, Key, Order, Other, ToAgent, Unpaired, to_base64};
 
@@ -220,6 +221,7 @@ impl Runner {
             from: FileState::Active,
             of_worker: Some(running.worker.to_string()),
             what: what(&running.file),
+            decision: None,
             at,
         };
         let changed = self.change(lost.iter().map(again).collect()).await;
@@ -235,29 +237,13 @@ impl Runner {
         }
     }
 
-    /// Records endpoints at agents, and if they have an agent.
-    pub(super) fn add_sites(&mut self, files: &[File]) {
-        for file in files {
-            for endpoint in [&file.new.source_endpoint, &file.new.destination_endpoint] {
-                if site_of(endpoint).is_some() && !self.sites.contains(endpoint.as_str()) {
-                    let endpoint = Name::from(endpoint.as_str());
-                    self.sites.insert(Arc::clone(&endpoint));
-                    self.refresh_site(&endpoint);
-                }
-            }
-        }
-    }
-
-    fn refresh_site(&self, endpoint: &Name) {
-        let site = site_of(endpoint).and_then(|site| self.applied.sites.get(site));
-        // Files of a site that an operator has removed start, and fail.
-        let is_absent = site.is_some_and(|site| !self.agents.has_any(&site.agents));
-        self.service.shared.scheduler.lock().set_absent(endpoint, is_absent);
-    }
-
-    /// Follows a change of the agents: which endpoints have one.
+    /// Follows a change of the agents or of their sites: which endpoints have none. Files of a site that an operator
+    /// has removed start, and fail.
     pub(super) fn refresh_agents(&self) {
-        self.sites.iter().for_each(|endpoint| self.refresh_site(endpoint));
+        let is_absent = |(_, site): &(&String, &Site)| !self.agents.has_any(&site.agents);
+        let absent = self.applied.sites.iter().filter(is_absent);
+        let absent: Vec<Name> = absent.map(|(site, _)| format!("{AGENTS}{site}").into()).collect();
+        self.service.shared.scheduler.lock().set_absent(&absent);
     }
 
     /// Shows the agents to the interfaces, if they or their loads have changed.

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use sterna_net::identity::Identity;
 use sterna_proto::{ByteCount, Error, ErrorKind, Phase, Scope};
+use sterna_sched::obstacle::Stuck;
 use sterna_sched::queue::{FileNumber, QueuedFile};
-use sterna_sched::replica::Strategy;
+use sterna_sched::replica::Placed;
 use sterna_sched::retry::{Next, RetryRules, Tried, after_failure};
-use sterna_sched::settings::{Link, Name, QueueName};
+use sterna_sched::settings::QueueName;
 use sterna_sched::state::{FileState, JobState};
 use sterna_sched::time::UnixTime;
 use tokio::sync::mpsc;
@@ -23,14 +24,15 @@ use uuid::Uuid;
 use crate::credentials::{Credentials, Proxy};
 use crate::job::{Failure, File, Job, JobOptions, Moved, Task};
 use crate::paths::PathEnds;
-use crate::service::{Order, Running, Service, link_of, now};
+use crate::service::{Order, Reserves, Running, Service, link_of, name_of, now};
 use crate::settings::Applied;
-use crate::store::{Change, Changed, Event, FileFilter, JobFilter, Outcome, Store};
+use crate::store::{Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, Outcome, Store};
 use crate::web::Web;
 use crate::worker::{AgentReports, Agents, Embedded, Key, Report, Reports, ToAgent, agent_of};
 
 mod agents;
 mod placement;
+mod stuck;
 
 use placement::{Placement, path_of};
 
@@ -52,6 +54,9 @@ const ARCHIVE_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Maximum number of jobs that go to the archive in one turn. Reason: other writes wait meanwhile.
 const ARCHIVED_TOGETHER_MAX: u32 = 100;
 
+/// Maximum characters of a failure in the reason of a decision. Reason: the whole text is with the attempt.
+const FAILURE_CHARS_MAX: usize = 200;
+
 /// Time after which a store that refused a change is asked again.
 const STORE_RETRY: Duration = Duration::from_secs(1);
 
@@ -71,8 +76,8 @@ pub struct Runner {
     agents: Agents,
     /// Signs grants.
     identity: Identity,
-    /// Endpoints at agents that have had files.
-    sites: BTreeSet<Name>,
+    /// Endpoints with obstacles, whose files can leave them.
+    stuck: Stuck,
     /// Settings at the last turn.
     applied: Arc<Applied>,
     /// Paths whose measurements have changed since they were stored.
@@ -91,11 +96,13 @@ struct Ended {
 
 impl Runner {
     /// Creates a service on a store, its runner, and the way of agents to the runner. The identity signs grants.
+    /// `patience`: time after which files leave a source with an obstacle.
     pub fn new(
         store: Arc<dyn Store>,
         identity: Identity,
         web: Web,
         host: String,
+        patience: Duration,
     ) -> (Arc<Service>, Self, AgentReports) {
         let (service, orders) = Service::new(store, host);
         let (reporter, reports) = mpsc::unbounded_channel();
@@ -110,7 +117,7 @@ impl Runner {
             embedded: Embedded::new(name, reporter, web),
             agents: Agents::default(),
             identity,
-            sites: BTreeSet::new(),
+            stuck: Stuck::new(patience),
             applied: Arc::default(),
             changed_paths: BTreeSet::new(),
             read: FileNumber(0),
@@ -228,6 +235,7 @@ impl Runner {
             from: FileState::Active,
             of_worker: file.worker,
             what: Event::Retries { failure: None, moved: file.moved, not_before: at },
+            decision: None,
             at,
         };
         self.change(lost.into_iter().map(again).collect()).await;
@@ -288,7 +296,6 @@ impl Runner {
 
     /// Puts files that wait into their queues.
     fn queue(&mut self, files: &[File]) {
-        self.add_sites(files);
         let mut scheduler = self.service.shared.scheduler.lock();
         let at = now();
         for file in files {
@@ -312,7 +319,7 @@ impl Runner {
                     placement.assignment().into_iter().for_each(|assignment| self.agents.take(assignment));
                 }
                 let what = Event::Starts { worker: worker.clone(), rationale: start.rationale.clone() };
-                let change = Change { file, from: FileState::Waiting, of_worker: None, what, at };
+                let change = Change { file, from: FileState::Waiting, of_worker: None, what, decision: None, at };
                 placed.push(((session, placement.clone()), change));
             }
         }
@@ -395,6 +402,7 @@ impl Runner {
             size: file.new.size,
             checksum: file.new.checksum.clone(),
             options: options.of_entry(file.new.entry),
+            forbids_streams: self.applied.defaults_of(&file.vo).is_some_and(|defaults| defaults.no_streaming),
             credentials,
         };
         let worker = Arc::clone(placement.worker().unwrap_or_else(|| self.embedded.name()));
@@ -441,7 +449,12 @@ impl Runner {
 
     async fn handle_order(&mut self, order: Order) {
         match order {
-            Order::Waiting(files) => self.queue(&files),
+            Order::Waiting(mut files) => {
+                // Those of an open job are read when it is complete.
+                let uploads = self.service.shared.uploads.lock().clone();
+                files.retain(|file| !uploads.contains(&file.job));
+                self.queue(&files);
+            }
             Order::Cancelled(files) => files.into_iter().for_each(|file| self.cancel(file)),
             Order::Reordered(job) => {
                 let waiting = vec![FileState::Waiting];
@@ -522,14 +535,14 @@ impl Runner {
 
     /// Records the ends of transfers.
     async fn record(&mut self, ended: Vec<Ended>) {
-        let mut changes = Vec::with_capacity(ended.len());
+        let (mut changes, mut placed) = (Vec::with_capacity(ended.len()), Placed::default());
         for Ended { running, moved, failure, .. } in &ended {
-            let what = match failure {
-                None => Event::Finishes { moved: moved.clone() },
-                Some(error) => self.after(running, error, moved.clone()).await,
+            let (what, decision) = match failure {
+                None => (Event::Finishes { moved: moved.clone() }, None),
+                Some(error) => self.after(running, error, moved.clone(), &mut placed).await,
             };
-            let of_worker = Some(running.worker.to_string());
-            changes.push(Change { file: running.file.number, from: FileState::Active, of_worker, what, at: now() });
+            let (from, of_worker) = (FileState::Active, Some(running.worker.to_string()));
+            changes.push(Change { file: running.file.number, from, of_worker, what, decision, at: now() });
         }
         let changed = self.change(changes).await;
         for (Ended { key, running, moved, failure }, changed) in ended.iter().zip(changed) {
@@ -571,8 +584,14 @@ impl Runner {
         self.service.handle_outcome(&outcome);
     }
 
-    /// Decides what follows a failed attempt.
-    async fn after(&self, running: &Running, error: &Error, moved: Moved) -> Event {
+    /// Decides what follows a failed attempt. `placed`: successors of failures that are recorded together.
+    async fn after(
+        &self,
+        running: &Running,
+        error: &Error,
+        moved: Moved,
+        placed: &mut Placed,
+    ) -> (Event, Option<Decision>) {
         let file = &running.file;
         let siblings = FileFilter {
             jobs: vec![file.job],
@@ -590,20 +609,27 @@ impl Runner {
         let after = after_failure(error, tried, &rules, random());
         warn!("file {} of job {}: {}: {}", file.number.0, file.job, error.chain(), after.rationale);
         let failure = Failure::from(error);
-        match after.next {
-            Next::Again(wait) => Event::Retries { failure: Some(failure), moved, not_before: now() + wait },
-            Next::NextReplica => {
-                let links: Vec<Link> = replicas
-                    .iter()
-                    .map(|replica| link_of(&replica.new.source_endpoint, &replica.new.destination_endpoint))
-                    .collect();
-                let strategy = file.new.strategy.as_deref().and_then(Strategy::by_name).unwrap_or_default();
-                let of = (file.vo.as_str(), file.new.activity.as_str());
-                let (best, _) = self.service.choose(strategy, file.new.size, of, &links);
-                let successor = replicas.get(best).map(|replica| replica.number);
-                Event::Fails { failure, moved, successor }
+        let next = match after.next {
+            Next::NextReplica => self.service.successor(file, &replicas, Reserves::All, placed),
+            Next::Again(_) | Next::Fails => None,
+        };
+        let decision = |kind, then: &str| {
+            let reason: String = failure.text.chars().take(FAILURE_CHARS_MAX).collect();
+            Some(Decision::new(kind, format!("{} failed: {reason}; {then}", name_of(file))))
+        };
+        match (after.next, next) {
+            (Next::Again(wait), _) => {
+                let decision = decision(DecisionKind::Retry, &after.rationale);
+                (Event::Retries { failure: Some(failure), moved, not_before: now() + wait }, decision)
             }
-            Next::Fails => Event::Fails { failure, moved, successor: None },
+            (_, Some((successor, why))) => {
+                let decision = decision(DecisionKind::Failover, &format!("{}: {why}", after.rationale));
+                (Event::Fails { failure, moved, successor: Some(successor) }, decision)
+            }
+            (_, None) => {
+                let decision = decision(DecisionKind::End, &after.rationale);
+                (Event::Fails { failure, moved, successor: None }, decision)
+            }
         }
     }
 
@@ -615,6 +641,7 @@ impl Runner {
         self.store_paths().await;
         self.service.refresh_file_rates();
         self.expire().await;
+        self.replace_stuck().await;
     }
 
     /// Moves jobs that ended long ago to the archive. Fails files that have waited longer than their jobs allow.
@@ -635,6 +662,7 @@ impl Runner {
             from: file.state,
             of_worker: None,
             what: Event::Fails { failure: failure.clone(), moved: Moved::default(), successor: None },
+            decision: None,
             at,
         };
         let changed = self.change(expired.iter().map(fails).collect()).await;

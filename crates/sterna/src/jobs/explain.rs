@@ -50,7 +50,7 @@ pub fn run(flags: &ExplainFlags) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Returns a file in lines: its state, the reason why it waits, and its failed attempts.
+/// Returns a file in lines: its state, the reason why it waits, its failed attempts, and the decisions about it.
 fn in_words(details: &FileDetails) -> String {
     let file = &details.file;
     let mut lines = vec![format!("file {} {}: {} -> {}", file.number, file.state, file.source, file.destination)];
@@ -63,6 +63,9 @@ fn in_words(details: &FileDetails) -> String {
         let worker = attempt.worker.as_ref().map_or_else(String::new, |worker| format!(" at {worker}"));
         let failure = problem(&attempt.failure);
         lines.push(format!("  attempt {}{worker} failed at {}: {failure}", attempt.number, utc(attempt.ended_ms)));
+    }
+    for decision in &details.decisions {
+        lines.push(format!("  {} at {}: {}", decision.kind, utc(decision.at_ms), decision.text));
     }
     // The last failure is an attempt too, unless the file failed while it waited.
     let last = details.attempts.last().map(|attempt| &attempt.failure.text);
@@ -171,8 +174,14 @@ mod tests {
         assert!(in_words(&failed).ends_with("\n  failed: source (prepare), not_found: stat x: gone"));
         let failure = serde_json::to_value(failed.file.failure).unwrap();
         let attempts = serde_json::json!([{"number": 1, "ended_ms": 0, "worker": "w1", "failure": failure}]);
-        let shown = in_words(&details("failed", serde_json::Value::Null, attempts));
-        let expected = "  attempt 1 at w1 failed at 1970-01-01T00:00:00Z: source (prepare), not_found: stat x: gone";
-        assert_eq!(shown.lines().skip(1).collect::<Vec<_>>(), [expected]);
+        let mut failed = details("failed", serde_json::Value::Null, attempts);
+        let decision =
+            serde_json::json!({"at_ms": 0, "kind": "end", "text": "mock://a (file 7) failed: gone; no more"});
+        failed.decisions.push(serde_json::from_value(decision).unwrap());
+        let expected = [
+            "  attempt 1 at w1 failed at 1970-01-01T00:00:00Z: source (prepare), not_found: stat x: gone",
+            "  end at 1970-01-01T00:00:00Z: mock://a (file 7) failed: gone; no more",
+        ];
+        assert_eq!(in_words(&failed).lines().skip(1).collect::<Vec<_>>(), expected);
     }
 }

@@ -14,6 +14,7 @@ mod http;
 mod people;
 mod properties;
 mod relay;
+mod replicas;
 mod replies;
 mod secrets;
 mod semantics;

@@ -1,6 +1,7 @@
 //! Manifests that arrive in parts: no file starts before the end, and an upload that is cut off leaves nothing.
 
 use std::io::Write;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
@@ -82,9 +83,13 @@ impl Upload {
 
 /// Starts an upload, and waits until a batch of it is stored. Returns it and its job.
 fn begun(serve: &Serve, http: &Http, key: &str) -> (Upload, String) {
+    begun_with(serve, http, key, &lines(0, 3000))
+}
+
+fn begun_with(serve: &Serve, http: &Http, key: &str, lines: &str) -> (Upload, String) {
     let mut upload = Upload::start(serve, key);
     upload.write("{\"metadata\": {\"upload\": true}}\n");
-    upload.write(&lines(0, 3000));
+    upload.write(lines);
     let mut job = String::new();
     until("no job is open", || {
         let open = jobs(http).into_iter().find(|job| job["state"] == "open");
@@ -119,6 +124,44 @@ fn no_file_starts_before_the_upload_is_complete() {
     again.write(&format!("{{}}\n{}", lines(0, 1)));
     let (status, reply) = again.end();
     assert!(status == 201 && reply.contains(&job), "{status} {reply}");
+}
+
+/// A ban of the source, and its end, start no file of an upload either.
+#[test]
+fn files_of_an_upload_leave_a_banned_source_only_when_it_is_complete() {
+    let mut serve = Serve::start();
+    serve.restart_with(("UNUSED", Path::new("")), "[replicas]\npatience_s = 0\n");
+    let http = serve.http();
+    let line = |number: usize| {
+        let sources = format!("\"mock://a.example/{number}?size=1\", \"mock://b.example/{number}?size=1\"");
+        format!(
+            "{{\"sources\": [{sources}], \"destination\": \"mock://c.example/{number}\", \"strategy\": \"orderly\"}}\n"
+        )
+    };
+    let drain = |is_drained: bool| {
+        let body = format!("{{\"is_drained\": {is_drained}}}");
+        assert_eq!(http.send("PUT", "/api/v1/config/drain", None, body.as_bytes()).status, 200);
+    };
+    drain(true);
+    let manifest = format!("{{}}\n{}", line(0));
+    let first = http.send_as("POST", "/api/v1/jobs", None, "application/x-ndjson", manifest.as_bytes()).json();
+    let first = first["id"].as_str().unwrap().to_owned();
+    let (upload, job) = begun_with(&serve, &http, "k1", &(0..3000).map(line).collect::<String>());
+    let states = |job: &str| {
+        let page = http.send("GET", &format!("/api/v1/jobs/{job}/files?limit=4"), None, b"").json();
+        let files = page["files"].as_array().unwrap();
+        files.iter().map(|file| file["state"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    serve.sterna(&["ban", "--wait", "mock://a.example"]).succeed();
+    // The same look has found the files of the upload.
+    until("the file stays", || states(&first) == ["reserved", "waiting"]);
+    assert_eq!(states(&job), ["held", "reserved", "held", "reserved"]);
+    serve.sterna(&["ban", "--lift", "mock://a.example"]).succeed();
+    drain(false);
+    serve.wait_for_end(&first);
+    assert_eq!(states(&job), ["waiting", "reserved", "waiting", "reserved"]);
+    assert_eq!(upload.end().0, 201);
+    assert_eq!(serve.wait_for_end(&job)["job_state"], "FINISHED");
 }
 
 #[test]

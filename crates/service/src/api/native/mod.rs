@@ -248,7 +248,8 @@ fn view(app: &App, file: &File) -> FileView {
     FileView::new(file, app.service.progress(file.number))
 }
 
-/// Returns a file, with its failed attempts and, if it waits, the reason. Also one of a job in the archive.
+/// Returns a file, with its failed attempts, the decisions about it and, if it waits, the reason. Also one of a job in
+/// the archive.
 #[utoipa::path(
     get,
     path = "/api/v1/files/{number}",
@@ -258,6 +259,7 @@ fn view(app: &App, file: &File) -> FileView {
 async fn file(By(caller): By, State(app): State<App>, Path(number): Path<String>) -> Result<Json<FileDetails>, Failed> {
     let file = app.service.file_of_any_age(&caller, &number).await?;
     let attempts = app.service.store().attempts(file.number).await?;
+    let decisions = app.service.store().decisions(file.number).await?;
     let why = match file.state {
         FileState::Reserved => match app.service.job(&caller, &file.job.to_string()).await?.new.kind {
             JobKind::Hops => Some(Waiting::of_hop(file.new.entry)),
@@ -265,7 +267,7 @@ async fn file(By(caller): By, State(app): State<App>, Path(number): Path<String>
         },
         _ => why(&app, &file),
     };
-    Ok(Json(FileDetails::new(view(&app, &file), why, &attempts)))
+    Ok(Json(FileDetails::new(view(&app, &file), why, &attempts, &decisions)))
 }
 
 /// Returns the replica of the same entry that waits or is under way.

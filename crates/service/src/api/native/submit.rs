@@ -116,7 +116,7 @@ async fn submit_lines(
                 }
                 match Upload::begin(&app.service, caller.clone(), std::mem::take(&mut submission)).await? {
                     Begun::Repeated(first) => return Ok((first, count)),
-                    Begun::Now(upload) => Some(upload),
+                    Begun::Now(upload) => Some(*upload),
                 }
             }
             Some(upload) if is_last => return Ok((upload.complete().await?, count)),

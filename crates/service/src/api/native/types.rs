@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sterna_proto::plan::LANES_MAX;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::breaker::Blocked;
@@ -12,11 +13,12 @@ use sterna_sched::why::{Waits, Why};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::checksum;
 use crate::command::{Entry, Pair, Submission};
 use crate::job::{ChecksumPolicy, Failure, File, Job, JobOptions, Moved, OverwritePolicy};
 use crate::settings::{Ban, BanKind};
 use crate::site::{SiteAccess, SiteRight};
-use crate::store::{Attempt, Feed};
+use crate::store::{Attempt, Decided, Decision, Feed};
 
 /// Maximum time in the queue in seconds: a year. Reason: a longer one is a mistake.
 const QUEUE_S_MAX: u64 = 366 * 86_400;
@@ -110,6 +112,10 @@ pub struct NewJob {
     pub retry_wait_s: Option<u32>,
     /// Time limit of one attempt, in seconds.
     pub timeout_s: Option<u32>,
+    /// Number of lanes of a transfer between agents, or of streams of one between storages. Without it, found by
+    /// measurement.
+    #[schema(minimum = 1, maximum = 64)]
+    pub lanes: Option<u32>,
     /// Maximum time in the queue, in seconds.
     pub queue_time_s: Option<u64>,
     /// Deadline of the files that name none.
@@ -136,7 +142,7 @@ pub struct NewFile {
     /// Size in bytes.
     #[schema(maximum = 9_223_372_036_854_775_807_i64)]
     pub size: Option<u64>,
-    /// Checksum, `ALGORITHM:value`.
+    /// Checksum, `ALGORITHM:value`, or `ALGORITHM`: adler32, crc32c, md5, sha256, or between agents blake3.
     pub checksum: Option<String>,
     /// Deadline: latest time at which the file shall have arrived, in milliseconds since 1970. A file without slack
     /// goes before all others of its virtual organisation on its link. A file whose deadline has passed is transferred
@@ -179,6 +185,9 @@ impl NewJob {
         if let Some(retries) = self.retries.filter(|retries| *retries > RETRIES_MAX) {
             return Err(usage(format!("retries {retries}: the maximum is {RETRIES_MAX}")));
         }
+        if let Some(lanes) = self.lanes.filter(|lanes| !(1..=LANES_MAX).contains(lanes)) {
+            return Err(usage(format!("lanes {lanes}: expected 1 to {LANES_MAX}")));
+        }
         check_metadata(self.metadata.as_ref())?;
         let kind = match (self.hops, self.reuse) {
             (true, true) => return Err(usage("hops and reuse: hops have sessions of their own")),
@@ -192,6 +201,7 @@ impl NewJob {
             retries: self.retries,
             retry_wait_s: self.retry_wait_s,
             timeout_s: self.timeout_s,
+            lanes: self.lanes,
             deletes_between: self.hops && !self.keeps_between,
             ..JobOptions::default()
         };
@@ -230,6 +240,7 @@ impl NewFile {
         if let Some(size) = self.size.filter(|size| *size > SIZE_MAX) {
             return Err(usage(format!("size {size}: the maximum is {SIZE_MAX}")));
         }
+        self.checksum.as_deref().map(checksum::read).transpose()?;
         check_metadata(self.metadata.as_ref())?;
         let destination = self.destination;
         let pair = |source| Pair { source, destination: destination.clone(), ..Pair::default() };
@@ -652,6 +663,26 @@ pub struct AttemptView {
     pub failure: Problem,
 }
 
+/// Decision about a file.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct DecisionView {
+    /// Time, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// Kind: `choice` (the file goes first among the replicas of its entry), `retry`, `failover` (another replica
+    /// follows a failure or a cancellation), `swap` (another replica takes the place of a file whose source is banned,
+    /// has no agent or refuses transfers) or `end` (nothing follows a failure).
+    pub kind: String,
+    /// Reason, for people: the strategy with the values of the sources, or the failure and what follows it.
+    pub text: String,
+}
+
+impl From<&Decided> for DecisionView {
+    fn from(decided: &Decided) -> Self {
+        let Decision { kind, text } = &decided.decision;
+        Self { at_ms: decided.at.0, kind: kind.name().to_owned(), text: text.clone() }
+    }
+}
+
 /// File with its history.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct FileDetails {
@@ -661,18 +692,22 @@ pub struct FileDetails {
     pub why: Option<Waiting>,
     /// Failed attempts.
     pub attempts: Vec<AttemptView>,
+    /// Decisions with their reasons, the oldest first: the first one, and the latest 31.
+    #[serde(default)]
+    pub decisions: Vec<DecisionView>,
 }
 
 impl FileDetails {
     /// Creates the view.
-    pub fn new(file: FileView, why: Option<Waiting>, attempts: &[Attempt]) -> Self {
+    pub fn new(file: FileView, why: Option<Waiting>, attempts: &[Attempt], decisions: &[Decided]) -> Self {
         let attempt = |attempt: &Attempt| AttemptView {
             number: attempt.number,
             ended_ms: attempt.ended.0,
             worker: attempt.worker.clone(),
             failure: Problem::from(&attempt.failure),
         };
-        Self { file, why, attempts: attempts.iter().map(attempt).collect() }
+        let decisions = decisions.iter().map(DecisionView::from).collect();
+        Self { file, why, attempts: attempts.iter().map(attempt).collect(), decisions }
     }
 }
 
