@@ -217,7 +217,7 @@ pub struct ShareFlags {
     pub weight: Option<f64>,
     /// Minimum fraction of the bytes of a link while the virtual organisation has files, whatever the weights of the
     /// others (default: 0)
-    #[arg(long, value_name = "FRACTION", requires = "weight", value_parser = parse_guarantee)]
+    #[arg(long, value_name = "FRACTION", requires = "weight", conflicts_with = "remove", value_parser = parse_guarantee)]
     pub guarantee: Option<f64>,
     /// Source endpoint of the links
     #[arg(long, value_name = "ENDPOINT", default_value = "*")]

@@ -55,8 +55,8 @@ Exit codes: 0 every file has arrived   1 some files failed and others did not
 
 /// Examples of `sterna cancel`.
 pub const CANCEL_EXAMPLES: &str = "Examples:
-  sterna cancel 6f2c1c9e-0f5b-4f6a-9d0a-3a4a5d3c8a11    # all files of a job that have not arrived
-  sterna cancel 4711 4712                               # two files, by their numbers
+  sterna cancel 6f2c1c9e-0f5b-4f6a-9d0a-3a4a5d3c8a11   # files that have not arrived
+  sterna cancel 4711 4712                              # two files, by their numbers
 
 Files that have arrived stay.
 Exit codes: 0 all is cancelled   1 a job or a file had ended before";
