@@ -30,6 +30,12 @@ pub const PRIORITY_DEFAULT: u8 = 3;
 /// Maximum number of files in one job. Reason: a larger data set is several jobs, whose queues stay readable.
 pub const FILES_MAX: u64 = 1_000_000;
 
+/// Maximum number of sources of one entry. Reason: each failure looks at all of them, and real files have a few.
+const REPLICAS_MAX: usize = 100;
+
+/// Maximum number of hops of a job. Reason: each end looks at its neighbours, and real paths have two or three.
+const HOPS_MAX: u64 = 100;
+
 /// Maximum bytes of a file that shares a session with others, unless its job asks for that. Reason: on a path of 10
 /// Gbit/s with a round trip of 200 ms a larger file takes longer than the start of a session.
 const SMALL_FILE_MAX: u64 = 64 << 20;
@@ -166,6 +172,9 @@ impl Service {
         let mut files = Vec::with_capacity(entries.len());
         for entry in entries {
             if kind == JobKind::Hops {
+                if progress.entries >= HOPS_MAX {
+                    return Err(usage(format!("more than {HOPS_MAX} hops: the maximum of a job")));
+                }
                 check_hop(&entry, &mut progress.reached)?;
             }
             self.add_entry(entry, (caller.vo(), kind), progress, &mut files)?;
@@ -223,6 +232,10 @@ impl Service {
         files: &mut Vec<NewFile>,
     ) -> Result<(), Error> {
         let number = progress.entries;
+        if entry.pairs.len() > REPLICAS_MAX {
+            let text = format!("an entry with {} sources: the maximum is {REPLICAS_MAX}", entry.pairs.len());
+            return Err(usage(text));
+        }
         let is_reserved = kind == JobKind::Hops && number > 0;
         let mut links: Vec<Link> = Vec::with_capacity(entry.pairs.len());
         for pair in &entry.pairs {

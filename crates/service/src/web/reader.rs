@@ -1,8 +1,9 @@
 //! Bytes of a file, in order: at a storage by one request, or by several for ranges at the same time; or of this host.
 //!
 //! One connection over a long path carries its window in a round trip, and several carry more. The memory for ranges
-//! that wait for earlier ones has a limit over all transfers. A range that breaks off is asked for again from where it
-//! ended. Refuses to write.
+//! that wait for earlier ones has a limit over all transfers. A transfer that gets none of it reads one range at a time,
+//! as fast as its bytes are taken: slow storages do not stop the transfers of others. A range that breaks off is asked
+//! for again from where it ended. Refuses to write.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use hyper::body::Bytes;
 use hyper::header::{CONTENT_RANGE, HeaderMap};
 use sterna_proto::{Error, ErrorKind, Phase, Retry};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -28,6 +29,10 @@ const RANGES_DEFAULT: u32 = 4;
 
 /// Maximum of ranges at the same time. Reason: more connections slow down a storage, and gain nothing.
 const RANGES_MAX: u32 = 16;
+
+/// Pieces of a range without memory of its own that wait to be taken. Reason: a piece has some 16 kB, and a change of
+/// tasks for each would cost more than reading it.
+const PIECES_MAX: usize = 16;
 
 /// Time for which a storage may be silent. Reason: a tape or another site may be behind it; a dead one is noticed.
 pub(super) const SILENCE_MAX: Duration = Duration::from_secs(120);
@@ -53,6 +58,9 @@ enum Kind {
     Local(LocalReader),
 }
 
+/// Bytes of a range, in order, or the error that ends it.
+type Pieces = mpsc::Receiver<Result<Bytes, Error>>;
+
 /// Ranges of a file, each read by a task of its own.
 struct Ranges {
     client: Arc<Client>,
@@ -62,8 +70,9 @@ struct Ranges {
     /// Start of the next range that is asked for.
     next: u64,
     most: usize,
-    /// Ranges under way or read, in order. The permit stands for the memory of one.
-    under_way: VecDeque<(mpsc::UnboundedReceiver<Result<Bytes, Error>>, OwnedSemaphorePermit)>,
+    /// Ranges under way or read, in order. The permit stands for the memory of one; a range without one is the first,
+    /// and is read as fast as its bytes are taken.
+    under_way: VecDeque<(Pieces, Option<OwnedSemaphorePermit>)>,
     /// Ended when this is dropped.
     tasks: JoinSet<()>,
 }
@@ -85,21 +94,17 @@ impl Reader {
         let most = ranges.unwrap_or(RANGES_DEFAULT).clamp(1, RANGES_MAX) as usize;
         let first = 0..size.min(BLOCK_BYTES);
         let is_whole = first.end == size || most == 1;
-        let permit = match is_whole {
-            true => None,
-            // The semaphore is never closed.
-            false => Arc::clone(&client.memory).acquire_owned().await.ok(),
-        };
-        let range = permit.as_ref().map(|_| first.clone());
+        let range = (!is_whole).then(|| first.clone());
         let (reply, is_range) = ask(client, end, range, (size, tag.as_deref())).await?;
-        let (true, Some(permit)) = (is_range, permit) else {
+        if !is_range {
             let tried = format!("GET {}", end.at);
             let kind = Kind::Whole { reply: Box::new(reply), left_bytes: size, tried, end: end.clone() };
             return Ok(Self(kind));
-        };
+        }
         let (client, end) = (Arc::clone(client), end.clone());
         let mut ranges =
             Ranges { client, end, tag, size, next: first.end, most, under_way: VecDeque::new(), tasks: JoinSet::new() };
+        let permit = ranges.permit();
         ranges.start(first, permit, Some(reply));
         ranges.fill();
         Ok(Self(Kind::Ranges(ranges)))
@@ -148,12 +153,9 @@ impl Ranges {
                 if self.next >= self.size {
                     return Ok(None);
                 }
-                // The memory of another transfer becomes free, or that of the last range is.
-                if let Ok(permit) = Arc::clone(&self.client.memory).acquire_owned().await {
-                    let range = self.next..self.size.min(self.next + BLOCK_BYTES);
-                    self.next = range.end;
-                    self.start(range, permit, None);
-                }
+                let permit = self.permit();
+                self.start_next(permit);
+                self.fill();
                 continue;
             };
             match range.recv().await {
@@ -169,16 +171,26 @@ impl Ranges {
     /// Starts ranges as far as their number and the memory allow.
     fn fill(&mut self) {
         while self.under_way.len() < self.most && self.next < self.size {
-            let Ok(permit) = Arc::clone(&self.client.memory).try_acquire_owned() else { return };
-            let range = self.next..self.size.min(self.next + BLOCK_BYTES);
-            self.next = range.end;
-            self.start(range, permit, None);
+            let Some(permit) = self.permit() else { return };
+            self.start_next(Some(permit));
         }
     }
 
-    fn start(&mut self, range: Range<u64>, permit: OwnedSemaphorePermit, reply: Option<Reply>) {
-        // A range has at most BLOCK_BYTES: the permit is its limit.
-        let (sender, receiver) = mpsc::unbounded_channel();
+    /// Returns memory for a range, if some is free.
+    fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.client.memory).try_acquire_owned().ok()
+    }
+
+    fn start_next(&mut self, permit: Option<OwnedSemaphorePermit>) {
+        let range = self.next..self.size.min(self.next + BLOCK_BYTES);
+        self.next = range.end;
+        self.start(range, permit, None);
+    }
+
+    fn start(&mut self, range: Range<u64>, permit: Option<OwnedSemaphorePermit>, reply: Option<Reply>) {
+        // With a permit, all pieces of the range may wait: it has at most BLOCK_BYTES.
+        let pieces = if permit.is_some() { Semaphore::MAX_PERMITS } else { PIECES_MAX };
+        let (sender, receiver) = mpsc::channel(pieces);
         let fetch = Fetch {
             client: Arc::clone(&self.client),
             end: self.end.clone(),
@@ -199,7 +211,7 @@ struct Fetch {
     end: End,
     tag: Option<String>,
     size: u64,
-    sender: mpsc::UnboundedSender<Result<Bytes, Error>>,
+    sender: mpsc::Sender<Result<Bytes, Error>>,
 }
 
 impl Fetch {
@@ -213,7 +225,7 @@ impl Fetch {
                 }
                 Err(error) => {
                     // The transfer has ended if nobody receives.
-                    let _ = self.sender.send(Err(error));
+                    let _ = self.sender.send(Err(error)).await;
                     return;
                 }
             }
@@ -246,7 +258,7 @@ impl Fetch {
                 return Err(request.failed(ErrorKind::Protocol, "more bytes than the range has"));
             }
             range.start += bytes.len() as u64;
-            let _ = self.sender.send(Ok(bytes));
+            let _ = self.sender.send(Ok(bytes)).await;
         }
         self.client.finish(reply).await;
         Ok(())

@@ -422,7 +422,14 @@ fn a_cancelled_file_fails_no_other_file_of_its_session() {
     let files = until(states, |states| states.matches("ACTIVE").count() == 3);
     let files: Value = serde_json::from_str(&files).unwrap();
     let number = files[1]["file_id"].as_u64().unwrap();
+    let started = || {
+        let (_, body) = serve.request("GET", &format!("/api/v1/jobs/{id}/files"), "");
+        serde_json::from_str::<Value>(&body).unwrap()["files"][0]["started_ms"].as_i64()
+    };
+    let before = started();
     assert_eq!(serve.request("DELETE", &format!("/jobs/{id}/files/{number}"), "").0, 200);
+    // The session has ended, and the others have started again.
+    until(started, |started| started.is_some() && *started != before);
     far.signal("-CONT");
     assert_eq!(serve.wait_for_end(&id)["job_state"], "CANCELED");
     assert_eq!(states().matches("FINISHED").count(), 2, "{}", states());

@@ -256,6 +256,23 @@ fn a_small_request_does_not_become_entries_without_end() {
     let job = json!({"files": [{"sources": many("a"), "destinations": many("b")}]});
     let reply = http.send("POST", "/jobs", None, job.to_string().as_bytes());
     assert!(reply.status == 400 && reply.body.contains("more than 1000000 pairs"), "{reply:?}");
+    let replicas = |count: usize| {
+        let sources: Vec<String> = many("a").into_iter().take(count).collect();
+        let job = json!({"files": [{"sources": sources, "destination": "mock://b.example/f"}]});
+        http.send("POST", "/api/v1/jobs", None, job.to_string().as_bytes())
+    };
+    assert_eq!(replicas(100).status, 201);
+    let reply = replicas(101);
+    assert!(reply.status == 400 && reply.body.contains("101 sources: the maximum is 100"), "{reply:?}");
+    let hops = |count: usize| {
+        let at = many("a");
+        let hop = |number: usize| json!({"sources": [at[number]], "destination": at[number + 1]});
+        let job = json!({"hops": true, "files": (0..count).map(hop).collect::<Vec<_>>()});
+        http.send("POST", "/api/v1/jobs", None, job.to_string().as_bytes())
+    };
+    assert_eq!(hops(100).status, 201);
+    let reply = hops(101);
+    assert!(reply.status == 400 && reply.body.contains("more than 100 hops"), "{reply:?}");
 }
 
 /// Runs curl with a body of a size. Returns the status, also if the service does not take the body.

@@ -115,6 +115,34 @@ fn the_source_pushes_where_the_destination_cannot_pull() {
     assert_eq!(destination.names(), ["g"]);
 }
 
+/// Slow files take all the memory for ranges. Other transfers go on without.
+#[test]
+fn slow_storages_do_not_stop_the_transfers_of_others() {
+    const SLOW_FILES: usize = 9;
+    let (slow, source) = (Storage::nginx("location /slow/ { limit_rate 64k; }"), Storage::nginx(""));
+    let destination = Storage::nginx("");
+    let serve = Serve::start();
+    std::fs::create_dir(slow.path("slow")).unwrap();
+    std::fs::File::create(slow.path("slow/f")).unwrap().set_len(96 << 20).unwrap();
+    let pair = |number: usize| json!({"sources": [slow.url("slow/f")], "destinations": [destination.url(&format!("slow{number}"))]});
+    let files: Vec<Value> = (0..SLOW_FILES).map(pair).collect();
+    let (status, body) = serve.request("POST", "/jobs", &json!({"files": files}).to_string());
+    assert_eq!(status, 200, "{body}");
+    let id = serde_json::from_str::<Value>(&body).unwrap()["job_id"].as_str().unwrap().to_owned();
+    // Each has brought some bytes.
+    let moving = || {
+        let (_, body) = serve.request("GET", &format!("/api/v1/jobs/{id}/files"), "");
+        let files: Value = serde_json::from_str(&body).unwrap();
+        files["files"].as_array().unwrap().iter().filter(|file| file["bytes"] != 0).count() == SLOW_FILES
+    };
+    until(moving);
+    let bytes = Seeded::new(4).bytes(LARGE);
+    source.put("f", &bytes);
+    assert_eq!(run(&serve, &source.url("f"), &destination.url("g"), json!({})).way(), "streamed");
+    assert!(destination.read("g").unwrap() == bytes, "other bytes");
+    assert_eq!(serve.request("DELETE", &format!("/jobs/{id}"), "").0, 200);
+}
+
 /// nginx takes a COPY with a destination for one within itself, and reports success.
 #[test]
 fn the_service_streams_where_no_storage_copies() {
