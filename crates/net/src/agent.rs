@@ -3,6 +3,7 @@
 //! Threads: one accepts TCP connections, one takes accepted QUIC lanes, and each lane has two. [`Agent::run`] ticks the
 //! sessions and removes those that are over. A crash loses no received data: the journals beneath the roots record it.
 
+mod beneath;
 #[cfg(test)]
 mod captured;
 mod claim;
@@ -46,6 +47,7 @@ use crate::sink::{Discard, Place};
 use crate::source::{Generated, Roots, SourcePlace};
 use crate::wake::Wake;
 
+pub use self::beneath::{Beneath, FileBeneath};
 use self::claim::Claim;
 pub use self::commission::{Commission, CommissionSpec, FileEnd, OutgoingFile, WebServers, Work};
 use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
@@ -211,6 +213,18 @@ impl Agent {
     /// Errors: `Denied`, `NotFound`, for the end of the copy at this agent; `Usage`.
     pub fn commission(&self, spec: CommissionSpec) -> Result<Commission, Error> {
         self.shared.commission(spec)
+    }
+
+    /// Lists the regular files beneath a directory for a transfer service at an address, until `cancel` is called.
+    ///
+    /// Errors: `Denied`, `NotFound`; `Usage`, for a path that is no directory.
+    pub fn beneath(
+        &self,
+        service: (&Fingerprint, SocketAddr),
+        path: &[u8],
+        cancel: &crate::engine::Cancel,
+    ) -> Result<Beneath, Error> {
+        self.shared.beneath(service, path, cancel)
     }
 
     /// Returns the web servers that this agent uses for a transfer service.
