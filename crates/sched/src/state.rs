@@ -141,6 +141,8 @@ pub struct Entries {
     pub active: u64,
     /// More entries can still be added.
     pub is_open: bool,
+    /// Prefixes whose files are still being listed. The files found so far can run.
+    pub listing: u64,
 }
 
 impl Entries {
@@ -155,7 +157,7 @@ impl Entries {
                 (false, false) => {}
             }
         }
-        match (self.is_open, ended >= self.all) {
+        match (self.is_open, ended >= self.all && self.listing == 0) {
             (true, _) => JobState::Open,
             (false, false) if self.active == 0 && ended == 0 => JobState::Waiting,
             (false, false) => JobState::Active,
@@ -219,10 +221,13 @@ mod tests {
             (2, 0, 0, 1, 0, Active, Cancelled),
             (3, 1, 1, 1, 0, PartlyFinished, Failed),
         ] {
-            let entries = Entries { all, finished, failed, cancelled, active, is_open: false };
+            let entries = Entries { all, finished, failed, cancelled, active, ..Entries::default() };
             assert_eq!(entries.state(JobKind::Files), of_files, "{entries:?}");
             assert_eq!(entries.state(JobKind::Hops), of_hops, "{entries:?}, hops");
             assert_eq!(Entries { is_open: true, ..entries }.state(JobKind::Files), Open, "{entries:?}, open");
+            let is_idle = active == 0 && finished + failed + cancelled == 0;
+            let of_listed = Entries { listing: 1, ..entries }.state(JobKind::Files);
+            assert_eq!(of_listed, if is_idle { Waiting } else { Active }, "{entries:?}, a prefix is being listed");
         }
     }
 }

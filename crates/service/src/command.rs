@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 use crate::caller::{Caller, Level, Operation};
 use crate::credentials::Credentials;
-use crate::endpoint::{endpoint_of, site_of};
-use crate::job::{File, Job, JobOptions, NewFile, NewJob};
+use crate::endpoint::{endpoint_of, endpoint_of_prefix, site_of};
+use crate::job::{Extent, File, Job, JobOptions, NewFile, NewJob};
 use crate::service::{Service, link_of, name_of, now};
 use crate::store::{Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, Submitted};
 
@@ -35,6 +35,10 @@ const REPLICAS_MAX: usize = 100;
 
 /// Maximum number of hops of a job. Reason: each end looks at its neighbours, and real paths have two or three.
 const HOPS_MAX: u64 = 100;
+
+/// Maximum number of prefixes in one job. Reason: each is listed separately, and a manifest names most of them by one
+/// prefix above.
+pub const PREFIXES_MAX: usize = 1000;
 
 /// Maximum bytes of a file that shares a session with others, unless its job asks for that. Reason: on a path of 10
 /// Gbit/s with a round trip of 200 ms a larger file takes longer than the start of a session.
@@ -61,9 +65,11 @@ pub struct Pair {
     pub credentials: Credentials,
 }
 
-/// Entry of a job that is submitted: one file that shall arrive.
+/// Entry of a job that is submitted: one file that shall arrive, or all files beneath a prefix.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
+    /// Extent.
+    pub extent: Extent,
     /// Pairs of source and destination; the first that arrives ends the entry.
     pub pairs: Vec<Pair>,
     /// Strategy that chooses among them.
@@ -109,8 +115,10 @@ pub struct Submission {
 /// Entries of a submission up to now.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Number of entries.
+    /// Number of entries, without prefixes.
     entries: u64,
+    /// Number of prefixes.
+    prefixes: usize,
     /// Destination of the last hop, in a job of hops.
     reached: Option<String>,
     /// Files that wait.
@@ -169,6 +177,24 @@ impl Service {
         progress: &mut Progress,
         entries: Vec<Entry>,
     ) -> Result<Vec<NewFile>, Error> {
+        let files = self.files_allowed(caller.vo(), kind, progress, entries)?;
+        let mut endpoints: Vec<&str> = files.iter().map(|file: &NewFile| file.source_endpoint.as_str()).collect();
+        endpoints.extend(files.iter().map(|file| file.destination_endpoint.as_str()));
+        endpoints.sort_unstable();
+        endpoints.dedup();
+        self.check_bans(caller, endpoints.into_iter())?;
+        Ok(files)
+    }
+
+    /// Returns the files of entries of a job of a virtual organisation, which was accepted before. As
+    /// [`Service::files_of_entries`] in all else.
+    pub(crate) fn files_allowed(
+        &self,
+        vo: &str,
+        kind: JobKind,
+        progress: &mut Progress,
+        entries: Vec<Entry>,
+    ) -> Result<Vec<NewFile>, Error> {
         let mut files = Vec::with_capacity(entries.len());
         for entry in entries {
             if kind == JobKind::Hops {
@@ -177,16 +203,22 @@ impl Service {
                 }
                 check_hop(&entry, &mut progress.reached)?;
             }
-            self.add_entry(entry, (caller.vo(), kind), progress, &mut files)?;
-            progress.entries += 1;
+            let extent = entry.extent;
+            self.add_entry(entry, (vo, kind), progress, &mut files)?;
+            match extent {
+                Extent::File => progress.entries += 1,
+                // Its files get their numbers when they are found.
+                Extent::Prefix => progress.prefixes += 1,
+            }
         }
-        let mut endpoints: Vec<&str> = files.iter().map(|file: &NewFile| file.source_endpoint.as_str()).collect();
-        endpoints.extend(files.iter().map(|file| file.destination_endpoint.as_str()));
-        endpoints.sort_unstable();
-        endpoints.dedup();
-        self.check_bans(caller, endpoints.into_iter())?;
+        if progress.prefixes > PREFIXES_MAX {
+            let text = format!(
+                "more than {PREFIXES_MAX} prefixes, the maximum of a job: split it, or name a prefix above them"
+            );
+            return Err(Error::new(ErrorKind::Limit, Scope::Client, Phase::Prepare, text));
+        }
         for file in &files {
-            self.check_sites(caller.vo(), file)?;
+            self.check_sites(vo, file)?;
         }
         Ok(files)
     }
@@ -239,7 +271,10 @@ impl Service {
         let is_reserved = kind == JobKind::Hops && number > 0;
         let mut links: Vec<Link> = Vec::with_capacity(entry.pairs.len());
         for pair in &entry.pairs {
-            links.push(link_of(&endpoint_of(&pair.source)?, &endpoint_of(&pair.destination)?));
+            links.push(match entry.extent {
+                Extent::File => link_of(&endpoint_of(&pair.source)?, &endpoint_of(&pair.destination)?),
+                Extent::Prefix => link_of(&endpoint_of_prefix(&pair.source)?, &endpoint_of_prefix(&pair.destination)?),
+            });
         }
         if let Some(checksum) = entry.checksum.as_ref().filter(|checksum| checksum.len() > CHECKSUM_BYTES_MAX) {
             let text = format!("a checksum of {} bytes: the maximum is {CHECKSUM_BYTES_MAX}", checksum.len());
@@ -265,6 +300,7 @@ impl Service {
                 JobKind::Hops => false,
             };
             files.push(NewFile {
+                extent: entry.extent,
                 entry: number,
                 source: pair.source,
                 destination: pair.destination,
@@ -393,7 +429,7 @@ impl Service {
         let after = Box::new(self.job(caller, id).await?);
         Ok(match cancelled {
             Some(files) => {
-                self.handle_cancelled(files);
+                self.handle_job_cancelled(job.new.id, files);
                 Cancelled::Now(after)
             }
             None => Cancelled::EndedBefore(after),
@@ -411,7 +447,7 @@ impl Service {
             if let Some(cancelled) = self.store().cancel(job.new.id, CANCELLED_BY_USER.to_owned(), now()).await? {
                 jobs += 1;
                 files += cancelled.len();
-                self.handle_cancelled(cancelled);
+                self.handle_job_cancelled(job.new.id, cancelled);
             }
         }
         Ok((jobs, files))
@@ -513,6 +549,9 @@ fn check_hop(entry: &Entry, reached: &mut Option<String>) -> Result<(), Error> {
     let [pair] = entry.pairs.as_slice() else {
         return Err(usage("a hop has one source and one destination"));
     };
+    if entry.extent == Extent::Prefix {
+        return Err(usage("a hop is one file: a job of hops has no prefixes"));
+    }
     if let Some(end) = reached.as_ref().filter(|end| **end != pair.source) {
         let start = &pair.source;
         return Err(usage(format!("Hops must be consecutive: one ends at {end}, and the next starts at {start}")));

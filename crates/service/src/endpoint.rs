@@ -37,6 +37,25 @@ pub fn endpoint_of(location: &str) -> Result<String, Error> {
     Ok(format!("{}://{host}", url.scheme()))
 }
 
+/// Returns the endpoint of a prefix: a location that ends with `/`, without a query. Everything beneath it is meant.
+///
+/// Errors: as of [`endpoint_of`]; it is no prefix.
+pub fn endpoint_of_prefix(location: &str) -> Result<String, Error> {
+    if !location.ends_with('/') || location.contains(['?', '#']) {
+        return Err(usage(format!(
+            "{location} is no directory: expected a location that ends with /, without a query"
+        )));
+    }
+    // A name behind it: the root of a host is a prefix, and no file.
+    endpoint_of(&format!("{location}f"))
+}
+
+/// Returns true if a location ends with `/`: it names a directory.
+pub fn is_directory(location: &str) -> bool {
+    let end = location.find(['?', '#']).unwrap_or(location.len());
+    location.get(..end).is_some_and(|path| path.ends_with('/'))
+}
+
 /// Returns the name of an endpoint: scheme and host, without the port, as in the queues of the scheduler.
 ///
 /// Errors: `Usage`, if it is no URL with a host.
@@ -50,6 +69,22 @@ pub fn endpoint_named(given: &str) -> Result<String, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prefix_ends_with_a_slash_and_has_no_query() {
+        for (given, expected) in
+            [("sterna://se.example/", "sterna://se.example"), ("https://SE.example:8443/a/", "https://se.example")]
+        {
+            assert_eq!(endpoint_of_prefix(given).unwrap(), expected);
+            assert!(is_directory(given));
+        }
+        for wrong in
+            ["sterna://se.example", "sterna://se.example/a", "davs://h/a/?x", "davs://h/a/#", "file:///a/", "/"]
+        {
+            assert!(endpoint_of_prefix(wrong).is_err(), "{wrong}");
+        }
+        assert!(is_directory("https://h/a/?x=1") && !is_directory("https://h/a?x=/") && !is_directory("sterna://h/a"));
+    }
 
     #[test]
     fn an_endpoint_is_named_as_in_the_queues() {

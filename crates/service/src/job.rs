@@ -128,9 +128,23 @@ pub struct Job {
     pub reason: Option<String>,
 }
 
-/// File that is submitted.
+/// Extent of the locations of a file that is submitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Extent {
+    /// One file.
+    #[default]
+    File,
+    /// All files beneath a directory: both locations are prefixes, and end with `/`.
+    Prefix,
+}
+
+/// File that is submitted, or a prefix, which is the pattern of the files found beneath it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NewFile {
+    /// Extent. The store keeps prefixes apart from files.
+    #[serde(skip)]
+    pub extent: Extent,
     /// Entry of the job, from 0.
     pub entry: u64,
     /// Source.
@@ -203,6 +217,31 @@ pub struct File {
     pub failure: Option<Failure>,
     /// Bytes and limits of the last attempt.
     pub moved: Moved,
+}
+
+/// Prefix of a job whose files are being listed.
+#[derive(Clone, Debug)]
+pub struct Prefix {
+    /// Number.
+    pub number: u64,
+    /// Job.
+    pub job: Uuid,
+    /// Kind of the job.
+    pub kind: JobKind,
+    /// Owner of the job.
+    pub owner: Owner,
+    /// Options of the job.
+    pub options: JobOptions,
+    /// Time after which the job waits no longer.
+    pub expires: Option<UnixTime>,
+    /// Pattern of the files: its locations are the prefixes of theirs.
+    pub file: NewFile,
+    /// Number of listings that have failed.
+    pub failures: u32,
+    /// Time before which the next listing does not start.
+    pub not_before: UnixTime,
+    /// Failure of the last listing.
+    pub failure: Option<Failure>,
 }
 
 /// Transfer that a worker runs.

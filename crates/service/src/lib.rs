@@ -18,6 +18,7 @@ pub mod delegation;
 pub mod dev;
 pub mod endpoint;
 pub mod job;
+pub mod listing;
 pub mod mock;
 pub mod operator;
 pub mod paths;

@@ -241,7 +241,7 @@ impl Service {
         let mut cancelled = Vec::new();
         for job in self.store().jobs(filter).await? {
             if let Some(files) = self.store().cancel(job.new.id, "User banned".to_owned(), now()).await? {
-                self.handle_cancelled(files);
+                self.handle_job_cancelled(job.new.id, files);
                 cancelled.push(job.new.id);
             }
         }

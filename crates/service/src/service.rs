@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -17,10 +18,12 @@ use sterna_sched::statistics::{Arrived, PERIOD, Statistics};
 use sterna_sched::time::UnixTime;
 use sterna_sched::why::Why;
 use tokio::sync::{MutexGuard, Notify, mpsc};
+use tokio::task::AbortHandle;
 use uuid::Uuid;
 
 use crate::endpoint::site_of;
-use crate::job::{File, JobOptions};
+use crate::job::{File, JobOptions, Prefix};
+use crate::listing::{Batch, ListingPhase, ListingState};
 use crate::paths::{PathEnds, PathRecord};
 use crate::settings::Applied;
 use crate::store::{Outcome, Store};
@@ -62,6 +65,8 @@ pub(crate) enum Order {
     Waiting(Vec<File>),
     /// These files were cancelled, or are held back.
     Cancelled(Vec<FileNumber>),
+    /// This job was cancelled: its prefixes are not listed any more.
+    JobCancelled(Uuid),
     /// The priority of the files of this job has changed.
     Reordered(Uuid),
     /// The upload of this job is complete: its files can start.
@@ -80,6 +85,55 @@ pub(crate) struct Shared {
     pub(crate) uploads: Mutex<BTreeSet<Uuid>>,
     pub(crate) agents: Mutex<Vec<AgentState>>,
     pub(crate) paths: Mutex<BTreeMap<PathEnds, PathRecord>>,
+    /// Prefixes whose listing has not ended, by number.
+    pub(crate) listings: Mutex<BTreeMap<u64, Listing>>,
+}
+
+/// Listing of a prefix: under way, or waiting.
+pub(crate) struct Listing {
+    pub(crate) prefix: Arc<Prefix>,
+    /// Phase, for the interfaces.
+    pub(crate) phase: ListingPhase,
+    /// Number of files that the present or last run has found.
+    pub(crate) found: Arc<AtomicU64>,
+    /// Number of runs that ended with the connection of their agent.
+    pub(crate) losses: u32,
+    /// Run; `None`: it waits.
+    pub(crate) run: Option<ListingRun>,
+}
+
+/// Run of a listing.
+pub(crate) struct ListingRun {
+    pub(crate) id: Uuid,
+    /// Task that adds the files to the job.
+    pub(crate) task: AbortHandle,
+    /// Worker that lists, and the way of its batches to the task; `None`: this process lists, or the worker is away.
+    pub(crate) at: Option<(Arc<str>, mpsc::Sender<Batch>)>,
+}
+
+impl Drop for ListingRun {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Listing {
+    /// Creates one that waits.
+    pub(crate) fn new(prefix: Prefix) -> Self {
+        let (prefix, found) = (Arc::new(prefix), Arc::default());
+        Self { prefix, phase: ListingPhase::Queued, found, losses: 0, run: None }
+    }
+
+    /// Returns true if this run is under way.
+    pub(crate) fn is_run(&self, id: Uuid) -> bool {
+        self.run.as_ref().is_some_and(|run| run.id == id)
+    }
+
+    /// Returns the prefix, and the way of batches that a worker has found in this run.
+    pub(crate) fn batches_of(&self, worker: &Arc<str>, id: Uuid) -> Option<(u64, mpsc::Sender<Batch>)> {
+        let (at, batches) = self.run.as_ref().filter(|run| run.id == id)?.at.as_ref()?;
+        (at == worker).then(|| (self.prefix.number, batches.clone()))
+    }
 }
 
 /// Agent that is connected.
@@ -130,6 +184,7 @@ impl Service {
             uploads: Mutex::default(),
             agents: Mutex::default(),
             paths: Mutex::default(),
+            listings: Mutex::default(),
         };
         let operators = tokio::sync::Mutex::default();
         (Arc::new(Self { store, shared, orders, added: Notify::new(), operators, host }), received)
@@ -197,6 +252,19 @@ impl Service {
     pub(crate) fn handle_cancelled(&self, files: Vec<FileNumber>) {
         // The process is ending if nobody receives; the store has the change.
         let _ = self.orders.send(Order::Cancelled(files));
+    }
+
+    /// Reports that a job was cancelled with these files.
+    pub(crate) fn handle_job_cancelled(&self, job: Uuid, files: Vec<FileNumber>) {
+        let _ = self.orders.send(Order::JobCancelled(job));
+        self.handle_cancelled(files);
+    }
+
+    /// Returns the states of the listings of a job.
+    pub fn listings(&self, job: Uuid) -> Vec<ListingState> {
+        let listings = self.shared.listings.lock();
+        let of_job = listings.values().filter(|listing| listing.prefix.job == job);
+        of_job.map(|one| ListingState::new(&one.prefix, one.phase.clone(), &one.found)).collect()
     }
 
     /// Reports that the priority of a job has changed.

@@ -36,10 +36,12 @@ use crate::worker::{
 };
 
 mod known;
+mod listings;
 mod put;
 mod transfers;
 
 use known::KnownServices;
+use listings::Listings;
 use transfers::{Service, Transfers};
 
 /// Time limit for a connection with its handshakes. Reason: the longest round trip, 660 ms, several times.
@@ -168,6 +170,7 @@ struct Connected {
     /// Pings that were not answered: number and time.
     pings: Vec<(u64, Instant)>,
     next_ping: u64,
+    listings: Listings,
 }
 
 fn failed(text: impl Into<String>) -> Error {
@@ -249,6 +252,7 @@ impl Keeper {
             run: self.run,
             address: self.address(local.ip()),
             running: self.transfers.keys(),
+            lists: true,
         });
         let mut connected = Connected {
             socket,
@@ -259,6 +263,7 @@ impl Keeper {
             heard: Instant::now(),
             pings: Vec::new(),
             next_ping: 0,
+            listings: Listings::default(),
         };
         connected.send(&hello).await?;
         Ok(connected)
@@ -295,6 +300,7 @@ impl Keeper {
                     Some(Ok(message)) => self.handle(&mut connected, message),
                 },
                 () = transfers.wait_for_end() => connected.send_ends(&transfers).await,
+                Some(message) = connected.listings.next() => connected.send(&message).await,
                 _ = progress.tick() => self.handle_tick(&mut connected).await,
                 _ = pings.tick() => connected.ping().await,
             };
@@ -332,7 +338,14 @@ impl Keeper {
                 connected.service = Some(Service { key: key.fingerprint(), address: connected.address });
             }
             (ToAgent::Run(order), Some(service)) => self.transfers.start(service, *order),
-            (ToAgent::Run(_), None) => return Err(Error::protocol("an order before the welcome")),
+            (ToAgent::List { listing, prefix }, Some(service)) => {
+                connected.listings.start(self.transfers.shared_agent(), service, listing, prefix);
+            }
+            (ToAgent::More { listing }, _) => connected.listings.more(listing),
+            (ToAgent::StopList { listing }, _) => connected.listings.stop(listing),
+            (ToAgent::Run(_) | ToAgent::List { .. }, None) => {
+                return Err(Error::protocol("an order before the welcome"));
+            }
             (ToAgent::Cancel { key }, _) => self.transfers.cancel(key),
             (ToAgent::Recorded { key, is_accepted }, _) => {
                 connected.sent.remove(&key);

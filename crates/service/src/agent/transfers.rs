@@ -95,6 +95,11 @@ impl Transfers {
         &self.agent
     }
 
+    /// Returns the agent, for a thread.
+    pub(super) fn shared_agent(&self) -> &Arc<Agent> {
+        &self.agent
+    }
+
     /// Waits until a transfer ends.
     pub(super) async fn wait_for_end(&self) {
         self.ended.notified().await;

@@ -21,6 +21,7 @@ use uuid::Uuid;
 use super::app::{App, Authenticated};
 use super::native::Failed;
 use crate::caller::Method;
+use crate::listing::{BATCH_FILES_MAX, Batch, FoundFile, decoded};
 use crate::worker::{
     AgentReports, Connection, FromAgent, Hello, MESSAGE_BYTES_MAX, PATH, RUNNING_MAX, Report, SILENCE_MAX, ToAgent,
     decode, encode, worker_name,
@@ -64,8 +65,8 @@ async fn serve(mut socket: WebSocket, agent: Fingerprint, reports: AgentReports)
         Err(error) => return warn!("connection of {agent}: {}", error.chain()),
     };
     let worker = worker_name(&agent, hello.run);
-    let Hello { release, address, running, .. } = hello;
-    let connected = Connection { id, agent, release, address, running, messages };
+    let Hello { release, address, running, lists, .. } = hello;
+    let connected = Connection { id, agent, release, address, running, lists, messages };
     // The service is ending if nobody receives.
     if reports.send((worker.clone(), Report::Connected(Box::new(connected)))).await.is_err() {
         return;
@@ -138,6 +139,20 @@ fn report_in(message: &Message) -> Result<Option<Report>, Error> {
         FromAgent::Ended { key, moved, failure } => {
             let failure = failure.map(|failure| failure.to_error());
             Ok(Some(Report::Ended { key, moved: moved.clipped(), failure }))
+        }
+        FromAgent::Found { files, .. } if files.len() > BATCH_FILES_MAX => {
+            Err(Error::protocol(format!("a batch of a listing with {} files", files.len())))
+        }
+        FromAgent::Found { listing, files } => {
+            // An agent that names a file outside of the prefix is no agent of ours.
+            let found = |(path, size): &(String, u64)| Ok(FoundFile { path: decoded(path)?, size: Some(*size) });
+            let files = files.iter().map(found).collect::<Result<_, Error>>();
+            let files = files.map_err(|e| Error::protocol("a file of a listing").caused_by(e))?;
+            Ok(Some(Report::Listing { id: listing, batch: Batch::Files(files) }))
+        }
+        FromAgent::Listed { listing, failure } => {
+            let outcome = failure.map_or(Ok(()), |failure| Err(failure.to_error()));
+            Ok(Some(Report::Listing { id: listing, batch: Batch::Ended(outcome) }))
         }
         FromAgent::Hello(_) => Err(Error::protocol("a second hello")),
         FromAgent::Unknown => Ok(None),

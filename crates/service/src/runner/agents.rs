@@ -93,7 +93,7 @@ impl Runner {
     }
 
     /// Returns the agents of a site.
-    fn members(&self, site: &str) -> &[Fingerprint] {
+    pub(super) fn members(&self, site: &str) -> &[Fingerprint] {
         self.applied.sites.get(site).map_or(&[], |site| site.agents.as_slice())
     }
 
@@ -153,6 +153,7 @@ impl Runner {
         let welcome = ToAgent::Welcome { key: to_base64(&self.identity.public_key().0), sites };
         self.agents.send(worker, welcome);
         // An earlier run of the agent has ended, with all its transfers.
+        earlier.iter().for_each(|worker| self.handle_lister_lost(worker));
         let mut lost = self.of_workers(&earlier);
         let mut running = self.service.shared.running.lock();
         let mine = running.values().filter(|running| running.worker == *worker);
@@ -294,6 +295,7 @@ impl Runner {
         if !Arc::ptr_eq(&applied, &self.applied) {
             self.applied = applied;
             self.refresh_agents();
+            self.are_listings_due = true;
         }
     }
 }

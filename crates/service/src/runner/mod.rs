@@ -31,9 +31,12 @@ use crate::web::Web;
 use crate::worker::{AgentReports, Agents, Embedded, Key, Report, Reports, ToAgent, agent_of};
 
 mod agents;
+mod ended;
+mod listings;
 mod placement;
 mod stuck;
 
+use ended::ListingEnded;
 use placement::{Placement, path_of};
 
 /// Time after which the runner looks at retries and expiry times, without another event.
@@ -60,11 +63,15 @@ const FAILURE_CHARS_MAX: usize = 200;
 /// Time after which a store that refused a change is asked again.
 const STORE_RETRY: Duration = Duration::from_secs(1);
 
+/// Reason of files that waited for longer than their job allows. Source of the text: FTS3.
+const TOO_LONG_IN_QUEUE: &str =
+    "Job has been canceled because it stayed in the queue for too long (max-time-in-queue timeout)";
+
 /// Maximum number of reports of agents that wait. Reason: an agent that sends more waits, and keeps no other one from
 /// its turn for long.
 const AGENT_REPORTS_MAX: usize = 1024;
 
-/// Part of the service that runs until the process ends.
+/// Batch of the service that runs until the process ends.
 pub struct Runner {
     service: Arc<Service>,
     orders: mpsc::UnboundedReceiver<Order>,
@@ -84,6 +91,13 @@ pub struct Runner {
     changed_paths: BTreeSet<PathEnds>,
     /// Last file that was read from the store.
     read: FileNumber,
+    /// Last prefix that was read from the store.
+    read_prefix: u64,
+    /// A listing may start, or must end.
+    are_listings_due: bool,
+    /// Ends of listings, and the way of their tasks to them.
+    ended_listings: mpsc::UnboundedReceiver<ListingEnded>,
+    listing_ends: mpsc::UnboundedSender<ListingEnded>,
 }
 
 /// Transfer that has ended.
@@ -107,6 +121,7 @@ impl Runner {
         let (service, orders) = Service::new(store, host);
         let (reporter, reports) = mpsc::unbounded_channel();
         let (agent_reporter, agent_reports) = mpsc::channel(AGENT_REPORTS_MAX);
+        let (listing_ends, ended_listings) = mpsc::unbounded_channel();
         let name: Arc<str> = format!("embedded-{}", Uuid::new_v4().simple()).into();
         let runner = Self {
             service: Arc::clone(&service),
@@ -121,6 +136,10 @@ impl Runner {
             applied: Arc::default(),
             changed_paths: BTreeSet::new(),
             read: FileNumber(0),
+            read_prefix: 0,
+            are_listings_due: false,
+            ended_listings,
+            listing_ends,
         };
         (service, runner, agent_reporter)
     }
@@ -132,13 +151,14 @@ impl Runner {
         self.read_paths().await;
         self.insist("read outcomes", async || self.service.read_outcomes().await).await;
         self.recover().await;
+        self.read_prefixes(None).await;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut reports, mut of_agents) = (Vec::new(), Vec::new());
         loop {
             let service = Arc::clone(&self.service);
             tokio::select! {
-                () = service.added.notified() => {}
+                () = service.added.notified() => self.read_prefixes(None).await,
                 Some(order) = self.orders.recv() => self.handle_order(order).await,
                 _ = self.reports.recv_many(&mut reports, REPORTS_TOGETHER_MAX) => {
                     self.handle_reports(std::mem::take(&mut reports)).await;
@@ -148,10 +168,12 @@ impl Runner {
                         self.handle_reports(std::mem::take(&mut of_agents)).await;
                     }
                 }
+                Some(ended) = self.ended_listings.recv() => self.handle_listing_ended(ended).await,
                 _ = tick.tick() => self.handle_tick().await,
             }
             self.follow_settings();
             self.read_added().await;
+            self.start_listings().await;
             self.start().await;
             self.show_agents();
         }
@@ -467,7 +489,11 @@ impl Runner {
                 drop(scheduler);
                 self.queue(&again);
             }
-            Order::Uploaded(job) => self.read_uploaded(job).await,
+            Order::Uploaded(job) => {
+                self.read_uploaded(job).await;
+                self.read_prefixes(Some(job)).await;
+            }
+            Order::JobCancelled(job) => self.handle_job_cancelled(job),
             Order::Abandoned(job) => self.discard(job),
         }
     }
@@ -503,9 +529,15 @@ impl Runner {
                     // It was given to another worker, or ended long ago.
                     None => self.agents.send(&worker, ToAgent::Recorded { key, is_accepted: false }),
                 },
-                Report::Connected(connection) => lost.extend(self.handle_connected(&worker, *connection)),
+                Report::Connected(connection) => {
+                    self.handle_lister_lost(&worker);
+                    lost.extend(self.handle_connected(&worker, *connection));
+                }
+                Report::Listing { id, batch } => self.handle_batch(&worker, id, batch),
                 Report::Disconnected(connection) => {
-                    self.agents.handle_disconnected(&worker, connection, Instant::now());
+                    if self.agents.handle_disconnected(&worker, connection, Instant::now()) {
+                        self.handle_lister_lost(&worker);
+                    }
                     self.refresh_agents();
                 }
             }
@@ -600,11 +632,7 @@ impl Runner {
             ..FileFilter::default()
         };
         let replicas = self.files(siblings).await;
-        let mut rules = RetryRules::default();
-        rules.attempts = running.options.retries.unwrap_or(rules.attempts);
-        if let Some(seconds) = running.options.retry_wait_s {
-            rules.wait = Duration::from_secs(u64::from(seconds));
-        }
+        let rules = rules_of(&running.options);
         let tried = Tried { at_source: file.failures + 1, replicas_left: replicas.len() };
         let after = after_failure(error, tried, &rules, random());
         warn!("file {} of job {}: {}: {}", file.number.0, file.job, error.chain(), after.rationale);
@@ -642,6 +670,7 @@ impl Runner {
         self.service.refresh_file_rates();
         self.expire().await;
         self.replace_stuck().await;
+        self.are_listings_due = true;
     }
 
     /// Moves jobs that ended long ago to the archive. Fails files that have waited longer than their jobs allow.
@@ -654,9 +683,7 @@ impl Runner {
         if expired.is_empty() {
             return;
         }
-        // Source of the text: FTS3.
-        let text = "Job has been canceled because it stayed in the queue for too long (max-time-in-queue timeout)";
-        let failure = Failure::from(&Error::new(ErrorKind::Limit, Scope::Service, Phase::Prepare, text));
+        let failure = Failure::from(&Error::new(ErrorKind::Limit, Scope::Service, Phase::Prepare, TOO_LONG_IN_QUEUE));
         let fails = |file: &File| Change {
             file: file.number,
             from: file.state,
@@ -673,6 +700,16 @@ impl Runner {
             }
         }
     }
+}
+
+/// Returns the rules for retries in a job.
+fn rules_of(options: &JobOptions) -> RetryRules {
+    let mut rules = RetryRules::default();
+    rules.attempts = options.retries.unwrap_or(rules.attempts);
+    if let Some(seconds) = options.retry_wait_s {
+        rules.wait = Duration::from_secs(u64::from(seconds));
+    }
+    rules
 }
 
 /// Returns the queue of a file.

@@ -11,11 +11,11 @@ use sterna_seeded::{Seeded, for_seeds};
 use uuid::Uuid;
 
 use super::{
-    Audit, Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, Outcome, SqliteStore, Store,
-    Submitted,
+    Added, Audit, Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, Outcome, PrefixChange,
+    PrefixFilter, SqliteStore, Store, Submitted,
 };
 use crate::credentials::{Credentials, Proxy, Secret};
-use crate::job::{Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner};
+use crate::job::{Extent, Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner, Prefix};
 
 const NOW: UnixTime = UnixTime(1_800_000_000_000);
 
@@ -109,6 +109,120 @@ async fn what_was_submitted_comes_back() {
     assert_eq!(files.iter().map(|file| file.new.clone()).collect::<Vec<_>>(), [file(0, false), file(1, false)]);
     assert_eq!(states(&files), [FileState::Waiting; 2]);
     assert!(files[0].number < files[1].number);
+}
+
+/// Returns a prefix.
+fn prefix() -> NewFile {
+    let (source, destination) = ("sterna://a/d/".to_owned(), "mock://b/e/".to_owned());
+    NewFile { extent: Extent::Prefix, source, destination, size: None, checksum: None, ..file(0, false) }
+}
+
+/// Returns a file beneath it. The store gives it its entry.
+fn found(number: u64) -> NewFile {
+    NewFile { source: format!("sterna://a/d/{number}"), destination: format!("mock://b/e/{number}"), ..file(99, false) }
+}
+
+/// Returns the prefixes of complete jobs.
+async fn prefixes(store: &dyn Store) -> Vec<Prefix> {
+    store.prefixes(PrefixFilter { limit: 10, ..PrefixFilter::default() }).await.unwrap()
+}
+
+fn nothing_found() -> PrefixChange {
+    PrefixChange::Ends { nothing_found: failure() }
+}
+
+#[tokio::test]
+async fn files_beneath_a_prefix_are_added_once_and_the_job_ends_after_its_listing() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![file(0, false), prefix(), file(1, false)], true).await.unwrap();
+    let stored = one_job(store, 1).await;
+    assert_eq!((stored.entries.all, stored.entries.listing, stored.state), (2, 1, JobState::Waiting));
+    let listed = prefixes(store).await.pop().unwrap();
+    assert_eq!((listed.job, &listed.file, &listed.owner), (Uuid::from_u128(1), &prefix(), &job(1).owner));
+    let number = listed.number;
+    assert_eq!(store.add_found(number, vec![found(1), found(2)], 100).await.unwrap(), Added::All);
+    // A listing that starts again finds them again, and others.
+    assert_eq!(store.add_found(number, vec![found(2), found(3), found(1), found(3)], 100).await.unwrap(), Added::All);
+    let files = files_of(store, 1).await;
+    assert_eq!(files.iter().map(|file| file.new.entry).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    assert_eq!(files[4].new, NewFile { entry: 4, ..found(3) });
+    for file in &files {
+        change(store, file, FileState::Waiting, starts()).await;
+        change(store, file, FileState::Active, finishes()).await;
+    }
+    assert_eq!(one_job(store, 1).await.state, JobState::Active, "it is still being listed");
+    let retries = PrefixChange::Retries { failure: failure(), not_before: NOW };
+    assert_eq!(store.change_prefix(number, retries, NOW).await.unwrap(), None);
+    let again = prefixes(store).await.pop().unwrap();
+    assert_eq!((again.failures, again.not_before, again.failure), (1, NOW, Some(failure())));
+    assert_eq!(store.change_prefix(number, nothing_found(), NOW).await.unwrap(), Some(JobState::Finished));
+    assert_eq!(store.change_prefix(number, nothing_found(), NOW).await.unwrap(), None, "it is gone");
+    assert_eq!(store.add_found(number, vec![found(9)], 100).await.unwrap(), Added::Gone);
+    let ended = one_job(store, 1).await;
+    assert_eq!((ended.entries.listing, ended.entries.finished, ended.reason), (0, 5, None));
+    assert_eq!(store.archive(NOW + std::time::Duration::from_secs(1), 10).await.unwrap(), 1);
+    assert_eq!(store.archived(Uuid::from_u128(1)).await.unwrap().unwrap().1.len(), 5);
+}
+
+#[tokio::test]
+async fn a_prefix_that_fails_or_is_empty_is_a_failed_file() {
+    let opened = open().await;
+    let store = &*opened.store;
+    for (id, change) in [(1, nothing_found()), (2, PrefixChange::Fails { failure: failure() })] {
+        store.submit(job(id), vec![prefix()], true).await.unwrap();
+        assert_eq!(one_job(store, id).await.state, JobState::Waiting, "no success by accident");
+        let number = prefixes(store).await.pop().unwrap().number;
+        let before = store.feed_end().await.unwrap();
+        assert_eq!(store.change_prefix(number, change, NOW).await.unwrap(), Some(JobState::Failed));
+        let (files, ended) = (files_of(store, id).await, one_job(store, id).await);
+        let failed = NewFile { extent: Extent::File, ..prefix() };
+        assert_eq!((files.len(), &files[0].new, files[0].state), (1, &failed, FileState::Failed));
+        assert_eq!((&files[0].failure, files[0].finished), (&Some(failure()), Some(NOW)));
+        assert_eq!((ended.finished, ended.reason, ended.entries.failed), (Some(NOW), Some(failure().text), 1));
+        let feed = store.feed(before, 10).await.unwrap();
+        let seen: Vec<_> = feed.iter().map(|one| (one.file.map(|(_, state)| state), one.state)).collect();
+        assert_eq!(seen, [(Some(FileState::Failed), None), (None, Some(JobState::Failed))]);
+    }
+}
+
+#[tokio::test]
+async fn a_job_takes_no_more_files_beneath_a_prefix_than_it_may_have() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![file(0, false), prefix()], true).await.unwrap();
+    let number = prefixes(store).await.pop().unwrap().number;
+    assert_eq!(store.add_found(number, (0..3).map(found).collect(), 4).await.unwrap(), Added::All);
+    assert_eq!(store.add_found(number, (0..3).map(found).collect(), 4).await.unwrap(), Added::All, "known files");
+    assert_eq!(store.add_found(number, (2..9).map(found).collect(), 4).await.unwrap(), Added::Full);
+    assert_eq!((one_job(store, 1).await.entries.all, files_of(store, 1).await.len()), (4, 4));
+}
+
+#[tokio::test]
+async fn a_prefix_goes_with_its_job_and_waits_for_the_end_of_an_upload() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![prefix()], false).await.unwrap();
+    store.append(Uuid::from_u128(1), vec![prefix(), file(0, false)]).await.unwrap();
+    assert!(prefixes(store).await.is_empty(), "the upload may end early");
+    store.complete(Uuid::from_u128(1), None).await.unwrap();
+    let filter = PrefixFilter { job: Some(Uuid::from_u128(1)), after: 0, limit: 10 };
+    let both = store.prefixes(filter).await.unwrap();
+    let other = PrefixFilter { job: Some(Uuid::from_u128(2)), ..filter };
+    let last = PrefixFilter { after: both[0].number, ..filter };
+    assert_eq!((both.len(), one_job(store, 1).await.entries.listing), (2, 2));
+    assert_eq!(store.prefixes(other).await.unwrap().len(), 0);
+    assert_eq!(store.prefixes(last).await.unwrap().len(), 1);
+    assert_eq!(
+        store.cancel(Uuid::from_u128(1), "why".to_owned(), NOW).await.unwrap().map(|files| files.len()),
+        Some(1)
+    );
+    assert!(prefixes(store).await.is_empty());
+    assert_eq!(store.add_found(both[0].number, vec![found(0)], 100).await.unwrap(), Added::Gone);
+    assert_eq!((one_job(store, 1).await.state, one_job(store, 1).await.entries.listing), (JobState::Cancelled, 0));
+    store.submit(job(2), vec![prefix()], false).await.unwrap();
+    assert!(store.discard(Uuid::from_u128(2), 10).await.unwrap());
+    assert!(prefixes(store).await.is_empty());
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ const KEPT_MAX: i64 = 32;
 /// Inserts the choices of files that were inserted in one statement. `last`: number of the last one.
 pub(super) async fn insert_choices(
     connection: &mut SqliteConnection,
-    files: &[NewFile],
+    files: &[&NewFile],
     last: i64,
     at: UnixTime,
 ) -> Result<(), sqlx::Error> {

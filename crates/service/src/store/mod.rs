@@ -14,14 +14,16 @@ use sterna_sched::time::UnixTime;
 use uuid::Uuid;
 
 use crate::credentials::{Credentials, Proxy};
-use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
+use crate::job::{Failure, File, Job, Moved, NewFile, NewJob, Prefix};
 
 #[cfg(test)]
 mod conformance;
 mod credentials;
 mod decisions;
+mod prefixes;
 mod row;
 mod sqlite;
+mod statements;
 
 pub use sqlite::SqliteStore;
 
@@ -264,6 +266,50 @@ pub struct FileFilter {
     pub limit: Option<u32>,
 }
 
+/// Filter for prefixes of complete jobs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PrefixFilter {
+    /// Job.
+    pub job: Option<Uuid>,
+    /// Prefixes after this number.
+    pub after: u64,
+    /// Maximum number of prefixes.
+    pub limit: u32,
+}
+
+/// Outcome of adding files that were found beneath a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Added {
+    /// All are stored, or were stored before.
+    All,
+    /// The job has the maximum of files. Some may not be stored.
+    Full,
+    /// The prefix is gone: its job was cancelled.
+    Gone,
+}
+
+/// Change of a prefix.
+#[derive(Clone, Debug)]
+pub enum PrefixChange {
+    /// Its listing has failed, and another one follows.
+    Retries {
+        /// Failure.
+        failure: Failure,
+        /// Earliest time of the next listing.
+        not_before: UnixTime,
+    },
+    /// All its files are stored. Without any, it has failed.
+    Ends {
+        /// Failure of a prefix without files.
+        nothing_found: Failure,
+    },
+    /// It has failed: it becomes a failed file of its job.
+    Fails {
+        /// Failure.
+        failure: Failure,
+    },
+}
+
 /// Failed attempt.
 #[derive(Clone, Debug)]
 pub struct Attempt {
@@ -337,8 +383,8 @@ pub struct Audit {
 
 /// Store.
 pub trait Store: Send + Sync {
-    /// Stores a job with files. `is_complete`: no more files follow. An open job gets its idempotency key when it is
-    /// complete, so that an upload that ends early does not take the key.
+    /// Stores a job with files and prefixes. `is_complete`: no more files follow. An open job gets its idempotency key
+    /// when it is complete, so that an upload that ends early does not take the key.
     fn submit(&self, job: NewJob, files: Vec<NewFile>, is_complete: bool) -> Stored<'_, Submitted>;
 
     /// Adds files to an open job. Errors: `NotFound`; `Exists`, when the job is complete or was cancelled.
@@ -371,6 +417,17 @@ pub trait Store: Send + Sync {
     /// Returns the credentials of files for their storages, of those that have some. They are deleted when the job of a
     /// file ends.
     fn credentials(&self, files: Vec<FileNumber>) -> Stored<'_, BTreeMap<FileNumber, Credentials>>;
+
+    /// Returns prefixes of complete jobs whose listing has not ended, by number.
+    fn prefixes(&self, filter: PrefixFilter) -> Stored<'_, Vec<Prefix>>;
+
+    /// Adds files that were found beneath a prefix to its job, up to `most` files in the job. The store numbers their
+    /// entries. Files whose destination was found beneath the prefix before are left out: a listing that starts again
+    /// adds no file twice.
+    fn add_found(&self, prefix: u64, files: Vec<NewFile>, most: u64) -> Stored<'_, Added>;
+
+    /// Changes a prefix. One that is gone stays so. Returns the state of the job, if that changed.
+    fn change_prefix(&self, prefix: u64, change: PrefixChange, at: UnixTime) -> Stored<'_, Option<JobState>>;
 
     /// Stores the proxy of a user instead of an earlier one, and deletes those that have expired.
     fn set_proxy(&self, proxy: Proxy, now: UnixTime) -> Stored<'_, ()>;

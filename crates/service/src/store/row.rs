@@ -10,7 +10,7 @@ use sterna_sched::time::UnixTime;
 use uuid::Uuid;
 
 use crate::credentials::Credentials;
-use crate::job::{File, Job, NewFile, NewJob, Owner};
+use crate::job::{Extent, File, Job, NewFile, NewJob, Owner};
 
 /// Returns a value as JSON text. Every type that is stored can be written as JSON.
 pub(super) fn json<T: Serialize>(value: &T) -> String {
@@ -33,7 +33,7 @@ pub(super) fn signed(value: u64) -> i64 {
 }
 
 pub(super) const JOB_COLUMNS: &str = "id, kind, state, reason, credential, owner, vo, priority, submitted, expires, finished, options, \
-     metadata, idempotency_key, is_open, entries, entries_finished, entries_failed, entries_cancelled, files_active";
+     metadata, idempotency_key, is_open, entries, entries_finished, entries_failed, entries_cancelled, files_active, listing";
 
 pub(super) const FILE_COLUMNS: &str = "number, job, entry, state, vo, priority, submitted, source, destination, source_endpoint, \
      destination_endpoint, activity, strategy, size, checksum, is_reserved, shares_session, deadline, metadata, fts, started, finished, \
@@ -81,6 +81,7 @@ pub(super) fn entries_of(row: &SqliteRow) -> Result<Entries, sqlx::Error> {
         cancelled: count_of(row, "entries_cancelled")?,
         active: count_of(row, "files_active")?,
         is_open: row.try_get("is_open")?,
+        listing: count_of(row, "listing")?,
     })
 }
 
@@ -123,6 +124,7 @@ pub(super) fn file_of(row: &SqliteRow) -> Result<File, sqlx::Error> {
         number: FileNumber(count_of(row, "number")?),
         job: id_of(row, "job")?,
         new: NewFile {
+            extent: Extent::File,
             entry: count_of(row, "entry")?,
             source: row.try_get("source")?,
             destination: row.try_get("destination")?,

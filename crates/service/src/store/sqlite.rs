@@ -18,25 +18,23 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::row::{
-    FILE_COLUMNS, JOB_COLUMNS, count_of, entries_of, file_of, file_state_of, from_json, id_of, job_of, job_state_of,
-    json, kind_name, kind_of, optional_json, signed, time_of,
+    FILE_COLUMNS, JOB_COLUMNS, count_of, file_of, file_state_of, from_json, id_of, job_of, job_state_of, json,
+    kind_name, optional_json, signed, time_of,
 };
+use super::statements::{Counted, OfJob, count, entries_after, insert_files, record};
 use super::{
-    Attempt, Audit, Change, Changed, Decided, Event, Feed, FileFilter, JobFilter, Outcome, Setting, Store, Stored,
-    Submitted,
+    Added, Attempt, Audit, Change, Changed, Decided, Event, Feed, FileFilter, JobFilter, Outcome, PrefixChange,
+    PrefixFilter, Setting, Store, Stored, Submitted,
 };
-use super::{credentials, decisions};
+use super::{credentials, decisions, prefixes};
 use crate::credentials::{Credentials, Proxy};
-use crate::job::{Failure, File, Job, Moved, NewFile, NewJob};
+use crate::job::{Extent, Failure, File, Job, Moved, NewFile, NewJob, Prefix};
 
 /// Maximum number of writes in one transaction. Reason: a reader of the log sees a change within some milliseconds.
 const WRITES_TOGETHER_MAX: usize = 256;
 
 /// Maximum number of connections that read. Reason: more than the cores of a small server gain nothing.
 const READERS_MAX: u32 = 8;
-
-/// Maximum number of rows in one statement. Reason: 19 values each stay below the 32,766 parameters that SQLite takes.
-const ROWS_TOGETHER_MAX: usize = 1000;
 
 type Pinned<'c, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'c>>;
 
@@ -147,75 +145,6 @@ fn failure(tried: &str, error: sqlx::Error) -> Error {
     Error::new(kind, Scope::Service, Phase::Transfer, tried).retry(retry).caused_by(error)
 }
 
-/// Inserts the files of a job.
-async fn insert_files(
-    connection: &mut SqliteConnection,
-    job: Uuid,
-    vo: &str,
-    priority: u8,
-    submitted: UnixTime,
-    files: &[NewFile],
-) -> Result<(), sqlx::Error> {
-    let job = job.to_string();
-    let credentials = credentials::insert(connection, &job, files.iter().map(|file| &file.credentials)).await?;
-    for (files, credentials) in files.chunks(ROWS_TOGETHER_MAX).zip(credentials.chunks(ROWS_TOGETHER_MAX)) {
-        let mut query = QueryBuilder::<Sqlite>::new(
-            "INSERT INTO files (job, entry, state, vo, priority, submitted, source, destination, source_endpoint, \
-             destination_endpoint, activity, strategy, size, checksum, is_reserved, shares_session, deadline, metadata, fts, \
-             credentials) ",
-        );
-        query.push_values(files.iter().zip(credentials), |mut row, (file, credentials)| {
-            let state = if file.is_reserved { FileState::Reserved } else { FileState::Waiting };
-            row.push_bind(&job)
-                .push_bind(signed(file.entry))
-                .push_bind(state.name())
-                .push_bind(vo)
-                .push_bind(priority)
-                .push_bind(submitted.0)
-                .push_bind(&file.source)
-                .push_bind(&file.destination)
-                .push_bind(&file.source_endpoint)
-                .push_bind(&file.destination_endpoint)
-                .push_bind(&file.activity)
-                .push_bind(&file.strategy)
-                .push_bind(file.size.map(signed))
-                .push_bind(&file.checksum)
-                .push_bind(file.is_reserved)
-                .push_bind(file.shares_session)
-                .push_bind(file.deadline)
-                .push_bind(file.metadata.as_ref().map(json))
-                .push_bind(file.fts.as_ref().map(json))
-                .push_bind(credentials);
-        });
-        let last = query.build().execute(&mut *connection).await?.last_insert_rowid();
-        decisions::insert_choices(connection, files, last, submitted).await?;
-    }
-    Ok(())
-}
-
-/// Returns the number of entries after the last one of some files.
-fn entries_after(files: &[NewFile]) -> i64 {
-    signed(files.iter().map(|file| file.entry + 1).max().unwrap_or(0))
-}
-
-async fn record(
-    connection: &mut SqliteConnection,
-    at: UnixTime,
-    job: &str,
-    file: Option<(FileNumber, FileState)>,
-    state: Option<JobState>,
-) -> Result<(), sqlx::Error> {
-    sqlx::query("INSERT INTO changes (at, job, file, file_state, job_state) VALUES (?, ?, ?, ?, ?)")
-        .bind(at.0)
-        .bind(job)
-        .bind(file.map(|(number, _)| signed(number.0)))
-        .bind(file.map(|(_, state)| state.name()))
-        .bind(state.map(JobState::name))
-        .execute(connection)
-        .await?;
-    Ok(())
-}
-
 async fn submit(
     connection: &mut SqliteConnection,
     job: &NewJob,
@@ -233,7 +162,8 @@ async fn submit(
         return Ok(Submitted::IdTaken);
     }
     let entries = entries_after(files);
-    let counts = Entries { all: entries.unsigned_abs(), is_open: !is_complete, ..Entries::default() };
+    let listing = files.iter().filter(|file| file.extent == Extent::Prefix).count() as u64;
+    let counts = Entries { all: entries.unsigned_abs(), is_open: !is_complete, listing, ..Entries::default() };
     let state = counts.state(job.kind);
     let one = |endpoint: fn(&NewFile) -> &String| files.first().map(endpoint);
     sqlx::query(
@@ -259,7 +189,9 @@ async fn submit(
     .bind(entries)
     .execute(&mut *connection)
     .await?;
-    insert_files(connection, job.id, &job.owner.vo, job.priority, job.submitted, files).await?;
+    let of = OfJob { job: &id, vo: &job.owner.vo, priority: job.priority, submitted: job.submitted, prefix: None };
+    insert_files(connection, &of, files).await?;
+    prefixes::insert(connection, &id, files).await?;
     // The change feed has no job that may never be accepted.
     if is_complete {
         record(connection, job.submitted, &id, None, Some(state)).await?;
@@ -314,7 +246,9 @@ async fn append(connection: &mut SqliteConnection, job: Uuid, files: &[NewFile])
         OfOpen::Missing => return Ok(OfOpen::Missing),
     };
     let submitted = UnixTime(row.try_get("submitted")?);
-    insert_files(connection, job, row.try_get("vo")?, row.try_get("priority")?, submitted, files).await?;
+    let (vo, priority) = (row.try_get("vo")?, row.try_get("priority")?);
+    insert_files(connection, &OfJob { job: &id, vo, priority, submitted, prefix: None }, files).await?;
+    prefixes::insert(connection, &id, files).await?;
     sqlx::query(
         "UPDATE jobs SET entries = MAX(entries, ?), \
          source_endpoint = COALESCE(source_endpoint, ?), destination_endpoint = COALESCE(destination_endpoint, ?) \
@@ -364,56 +298,10 @@ async fn discard(connection: &mut SqliteConnection, job: Uuid, limit: u32) -> Re
         return Ok(false);
     }
     credentials::delete(connection, &id).await?;
+    prefixes::delete(connection, &id).await?;
     sqlx::query("DELETE FROM changes WHERE job = ?").bind(&id).execute(&mut *connection).await?;
     sqlx::query("DELETE FROM jobs WHERE id = ?").bind(&id).execute(&mut *connection).await?;
     Ok(true)
-}
-
-/// Changes of the counts of a job.
-#[derive(Clone, Copy, Default)]
-struct Counted {
-    active: i64,
-    finished: i64,
-    failed: i64,
-    cancelled: i64,
-}
-
-/// Adds to the counts of a job, and sets the state that follows. Returns the state if it changed.
-async fn count(
-    connection: &mut SqliteConnection,
-    job: &str,
-    counted: Counted,
-    at: UnixTime,
-    reason: Option<&str>,
-) -> Result<Option<JobState>, sqlx::Error> {
-    let row = sqlx::query(
-        "UPDATE jobs SET files_active = files_active + ?, entries_finished = entries_finished + ?, \
-         entries_failed = entries_failed + ?, entries_cancelled = entries_cancelled + ? WHERE id = ? \
-         RETURNING kind, state, is_open, entries, entries_finished, entries_failed, entries_cancelled, files_active",
-    )
-    .bind(counted.active)
-    .bind(counted.finished)
-    .bind(counted.failed)
-    .bind(counted.cancelled)
-    .bind(job)
-    .fetch_one(&mut *connection)
-    .await?;
-    let (before, state) = (job_state_of(&row, "state")?, entries_of(&row)?.state(kind_of(&row)?));
-    if before == state || before.is_final() {
-        return Ok(None);
-    }
-    sqlx::query("UPDATE jobs SET state = ?, finished = ?, reason = COALESCE(?, reason) WHERE id = ?")
-        .bind(state.name())
-        .bind(state.is_final().then_some(at.0))
-        .bind(reason)
-        .bind(job)
-        .execute(&mut *connection)
-        .await?;
-    record(connection, at, job, None, Some(state)).await?;
-    if state.is_final() {
-        credentials::delete(connection, job).await?;
-    }
-    Ok(Some(state))
 }
 
 /// Makes files of a job wait that were in reserve. Returns them.
@@ -574,7 +462,7 @@ async fn cancel(
 ) -> Result<Option<Vec<FileNumber>>, sqlx::Error> {
     let id = job.to_string();
     let changed = sqlx::query(
-        "UPDATE jobs SET state = 'cancelled', finished = ?, reason = ?, is_open = 0, files_active = 0, \
+        "UPDATE jobs SET state = 'cancelled', finished = ?, reason = ?, is_open = 0, listing = 0, files_active = 0, \
          entries_cancelled = entries - entries_finished - entries_failed WHERE id = ? AND finished IS NULL",
     );
     if changed.bind(at.0).bind(reason).bind(&id).execute(&mut *connection).await?.rows_affected() == 0 {
@@ -598,6 +486,7 @@ async fn cancel(
     .await?;
     record(connection, at, &id, None, Some(JobState::Cancelled)).await?;
     credentials::delete(connection, &id).await?;
+    prefixes::delete(connection, &id).await?;
     let number = |row: &SqliteRow| Ok(FileNumber(count_of(row, "number")?));
     rows.iter().map(number).collect::<Result<Vec<FileNumber>, _>>().map(Some)
 }
@@ -758,6 +647,27 @@ impl Store for SqliteStore {
             let found = credentials::of_files(&self.readers, &files).await;
             found.map_err(|e| failure("read credentials from the database", e))
         })
+    }
+
+    fn prefixes(&self, filter: PrefixFilter) -> Stored<'_, Vec<Prefix>> {
+        Box::pin(async move {
+            let found = prefixes::of(&self.readers, &filter).await;
+            found.map_err(|e| failure("read prefixes from the database", e))
+        })
+    }
+
+    fn add_found(&self, prefix: u64, files: Vec<NewFile>, most: u64) -> Stored<'_, Added> {
+        Box::pin(self.write(move |connection| {
+            Box::pin(async move { prefixes::add_found(connection, prefix, files, most).await })
+        }))
+    }
+
+    fn change_prefix(&self, prefix: u64, change: PrefixChange, at: UnixTime) -> Stored<'_, Option<JobState>> {
+        Box::pin(
+            self.write(move |connection| {
+                Box::pin(async move { prefixes::change(connection, prefix, &change, at).await })
+            }),
+        )
     }
 
     fn set_proxy(&self, proxy: Proxy, now: UnixTime) -> Stored<'_, ()> {

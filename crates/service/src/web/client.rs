@@ -194,9 +194,15 @@ impl Client {
     /// Sends a request without a body, and follows redirects. Errors: no answer, or a redirect that is refused. Every
     /// other status is an answer.
     pub async fn send(&self, request: &Request<'_>) -> Result<Reply, Error> {
+        self.send_with(request, None).await
+    }
+
+    /// Sends a request with a small body. As [`Client::send`] in all else.
+    pub async fn send_with(&self, request: &Request<'_>, body: Option<&'static str>) -> Result<Reply, Error> {
+        let payload = || body.map_or(Payload::Empty, |body| Payload::Whole(Some(Bytes::from_static(body.as_bytes()))));
         let mut route = Route::new(request.end.at.clone());
         loop {
-            let exchange = self.exchange(request, &route, Payload::Empty, |_| {});
+            let exchange = self.exchange(request, &route, payload(), |_| {});
             let reply = match timeout(request.time, exchange).await {
                 Ok(reply) => reply?,
                 Err(_) => {
@@ -247,7 +253,8 @@ impl Client {
         let mut identity = request.end.identity.clone();
         // A proxy may be shown to every storage: nobody can use it without its key.
         identity.token = identity.token.filter(|_| route.is_authorized);
-        let is_harmless = matches!(body, Payload::Empty) && matches!(request.method, "HEAD" | "GET" | "DELETE");
+        let is_harmless = matches!(request.method, "HEAD" | "GET" | "DELETE" | "PROPFIND");
+        let repeated = body.again().filter(|_| is_harmless);
         let mut tries = 0;
         loop {
             let to = (request.end.scope, route.reach);
@@ -264,10 +271,12 @@ impl Client {
             };
             body = match error.take_message() {
                 Some(unsent) if connection.is_used && tries == 0 => unsent.into_body(),
-                _ if is_harmless && tries < HARMLESS_REPEATS_MAX => Payload::Empty,
-                _ => {
-                    return Err(request.failed(ErrorKind::Unreachable, "no answer").caused_by(error.into_error()));
-                }
+                _ => match repeated.as_ref().filter(|_| tries < HARMLESS_REPEATS_MAX).and_then(Payload::again) {
+                    Some(body) => body,
+                    None => {
+                        return Err(request.failed(ErrorKind::Unreachable, "no answer").caused_by(error.into_error()));
+                    }
+                },
             };
             tries += 1;
         }

@@ -17,6 +17,17 @@ pub(super) enum Payload {
     Stream(mpsc::Receiver<Bytes>),
 }
 
+impl Payload {
+    /// Returns the same body for another try; `None`: it is a stream.
+    pub fn again(&self) -> Option<Self> {
+        match self {
+            Self::Empty => Some(Self::Empty),
+            Self::Whole(bytes) => Some(Self::Whole(bytes.clone())),
+            Self::Stream(_) => None,
+        }
+    }
+}
+
 impl Body for Payload {
     type Data = Bytes;
     type Error = std::convert::Infallible;

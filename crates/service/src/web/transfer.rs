@@ -82,6 +82,11 @@ impl Web {
         Ok(Self { client, modes: Arc::default(), directories: Arc::default(), name: name.into() })
     }
 
+    /// Returns the client of all storages.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Returns true if both ends are such storages.
     pub fn can_run(source: &str, destination: &str) -> bool {
         location::is_web(source) && location::is_web(destination)

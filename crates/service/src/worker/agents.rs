@@ -26,6 +26,8 @@ pub struct Connection {
     pub address: Option<String>,
     /// Transfers that the agent has.
     pub running: Vec<Key>,
+    /// It lists the files beneath prefixes.
+    pub lists: bool,
     /// Messages to the agent.
     pub messages: mpsc::UnboundedSender<ToAgent>,
 }
@@ -93,6 +95,15 @@ pub enum Unpaired {
     Unreachable,
 }
 
+/// Reason why a site has no agent that lists files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoLister {
+    /// No agent is connected.
+    Absent,
+    /// Those that are connected cannot list.
+    Unable,
+}
+
 /// All agents.
 #[derive(Debug, Default)]
 pub struct Agents {
@@ -132,14 +143,16 @@ impl Agents {
         earlier
     }
 
-    /// Records that a connection has ended. A connection that was replaced does not count.
-    pub fn handle_disconnected(&mut self, worker: &str, connection: Uuid, now: Instant) {
+    /// Records that a connection has ended. Returns false for one that was replaced, which does not count.
+    pub fn handle_disconnected(&mut self, worker: &str, connection: Uuid, now: Instant) -> bool {
         if let Some(worker) = self.workers.get_mut(worker)
             && matches!(&worker.link, Link::Up(up) if up.id == connection)
         {
             worker.link = Link::Down(now);
             self.has_changed = true;
+            return true;
         }
+        false
     }
 
     /// Returns true if connections or loads have changed since the last call.
@@ -240,6 +253,16 @@ impl Agents {
         able.min_by_key(|(_, worker, _)| worker.load)
     }
 
+    /// Returns the connection of the agent with the least load that lists files, and its worker.
+    ///
+    /// Errors: the reason why there is none.
+    pub fn lister(&self, agents: &[Fingerprint]) -> Result<(Arc<str>, mpsc::UnboundedSender<ToAgent>), NoLister> {
+        let able = self.connected(agents).filter(|(_, _, connection)| connection.lists);
+        let least = able.min_by_key(|(_, worker, _)| worker.load);
+        let lister = least.map(|(name, _, connection)| (Arc::clone(name), connection.messages.clone()));
+        lister.ok_or_else(|| if self.has_any(agents) { NoLister::Unable } else { NoLister::Absent })
+    }
+
     /// Returns the workers that are connected, each with its load.
     pub fn all_connected(&self) -> impl Iterator<Item = (&Connection, usize)> {
         self.workers.values().filter_map(|worker| match &worker.link {
@@ -283,6 +306,7 @@ mod tests {
             release: String::new(),
             address: address.map(str::to_owned),
             running: Vec::new(),
+            lists: true,
             messages,
         };
         agents.handle_connected(&name, connection);

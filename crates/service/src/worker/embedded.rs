@@ -32,6 +32,11 @@ impl Embedded {
         &self.name
     }
 
+    /// Returns the client of web storages.
+    pub fn web(&self) -> &Web {
+        &self.web
+    }
+
     /// Starts a transfer. Runs within a tokio runtime.
     pub fn start(&self, task: Task) {
         let (key, web) = (Key::of(&task), self.web.clone());

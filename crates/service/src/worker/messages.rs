@@ -69,6 +69,9 @@ pub struct Hello {
     pub address: Option<String>,
     /// Transfers under way, and those whose end the service has not recorded.
     pub running: Vec<Key>,
+    /// It lists the files beneath prefixes.
+    #[serde(default)]
+    pub lists: bool,
 }
 
 /// Message of an agent.
@@ -88,6 +91,21 @@ pub enum FromAgent {
         key: Key,
         /// Bytes and limits.
         moved: Moved,
+        /// Failure, if it failed.
+        failure: Option<Failure>,
+    },
+    /// Files beneath a prefix. The agent sends at most [`crate::listing::BATCHES_MAX`] of these before the service asks
+    /// for more.
+    Found {
+        /// Listing.
+        listing: Uuid,
+        /// Path beneath the prefix, percent-encoded as in a location, and size of each.
+        files: Vec<(String, u64)>,
+    },
+    /// A listing has ended.
+    Listed {
+        /// Listing.
+        listing: Uuid,
         /// Failure, if it failed.
         failure: Option<Failure>,
     },
@@ -163,6 +181,23 @@ pub enum ToAgent {
         #[serde(default)]
         is_accepted: bool,
     },
+    /// Lists the files beneath a prefix, until the end of the connection at the latest.
+    List {
+        /// Listing.
+        listing: Uuid,
+        /// Location of the prefix.
+        prefix: String,
+    },
+    /// One more message with files can come.
+    More {
+        /// Listing.
+        listing: Uuid,
+    },
+    /// Stops a listing. Its end is not reported.
+    StopList {
+        /// Listing.
+        listing: Uuid,
+    },
     /// A message of a later release.
     #[serde(other)]
     Unknown,
@@ -210,14 +245,22 @@ mod tests {
         };
         let other = Other::Agent { address: "b:7373".to_owned(), key: "x".to_owned(), grant: "y".to_owned() };
         let order = Order { tasks: vec![task.clone(), task], end: End::Source, other };
-        for message in
-            [ToAgent::Run(Box::new(order)), ToAgent::Cancel { key }, ToAgent::Recorded { key, is_accepted: true }]
-        {
+        let (listing, prefix) = (Uuid::from_u128(7), "sterna://a/d/".to_owned());
+        for message in [
+            ToAgent::Run(Box::new(order)),
+            ToAgent::Cancel { key },
+            ToAgent::Recorded { key, is_accepted: true },
+            ToAgent::List { listing, prefix },
+            ToAgent::More { listing },
+            ToAgent::StopList { listing },
+        ] {
             let text = encode(&message).unwrap();
             assert_eq!(decode::<ToAgent>(&text).unwrap(), message, "{text}");
         }
         let ended = FromAgent::Ended { key, moved: Moved::default(), failure: None };
-        for message in [FromAgent::Progress { transfers: vec![(key, 5)] }, ended] {
+        let found = FromAgent::Found { listing, files: vec![("a%0A/b".to_owned(), 5)] };
+        let listed = FromAgent::Listed { listing, failure: None };
+        for message in [FromAgent::Progress { transfers: vec![(key, 5)] }, ended, found, listed] {
             let text = encode(&message).unwrap();
             assert_eq!(decode::<FromAgent>(&text).unwrap(), message, "{text}");
         }

@@ -9,12 +9,13 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::job::Moved;
+use crate::listing::Batch;
 
 mod agents;
 mod embedded;
 mod messages;
 
-pub use agents::{Agents, Assignment, Connection, Unpaired, agent_of, worker_name};
+pub use agents::{Agents, Assignment, Connection, NoLister, Unpaired, agent_of, worker_name};
 pub use embedded::Embedded;
 pub use messages::{
     End, FromAgent, Hello, Key, LEASE, MESSAGE_BYTES_MAX, Order, Other, PATH, PING_EVERY, RUNNING_MAX, SILENCE_MAX,
@@ -22,7 +23,7 @@ pub use messages::{
 };
 
 /// Report of a worker.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Report {
     /// An agent has connected.
     Connected(Box<Connection>),
@@ -38,6 +39,13 @@ pub enum Report {
         moved: Moved,
         /// Failure, if it failed.
         failure: Option<Error>,
+    },
+    /// Batch of a listing.
+    Listing {
+        /// Listing.
+        id: Uuid,
+        /// Batch.
+        batch: Batch,
     },
 }
 

@@ -15,7 +15,7 @@ use crate::caller::{Caller, Method};
 use crate::command::{Entry, FILES_MAX, Pair, Submission};
 use crate::credentials::{Credentials, Secret};
 use crate::endpoint::endpoint_of;
-use crate::job::{ChecksumPolicy, JobOptions, OverwritePolicy};
+use crate::job::{ChecksumPolicy, Extent, JobOptions, OverwritePolicy};
 
 /// Maximum bytes of the metadata of a job and of a file, as JSON. Source: FTS3.
 const JOB_METADATA_BYTES_MAX: usize = 2048;
@@ -241,6 +241,7 @@ fn add_file(file: &Object<'_>, index: usize, entries: &mut Vec<Entry>) -> Result
         "selection_strategy": strategy_name,
     });
     let entry = Entry {
+        extent: Extent::File,
         pairs: Vec::new(),
         strategy,
         activity: file.text("activity")?.filter(|activity| !activity.is_empty()).map(str::to_owned),

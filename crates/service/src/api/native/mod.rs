@@ -39,7 +39,7 @@ pub(super) use answer::Failed;
 pub use answer::failure;
 use answer::{By, Refusals, page, read, usage};
 pub use submit::MANIFEST_BYTES_MAX;
-use types::{Change, Changes, FileDetails, FileList, FileView, JobList, JobView, Patch, Waiting};
+use types::{Change, Changes, FileDetails, FileList, FileView, JobList, JobView, ListingView, Patch, Waiting};
 
 /// Beginning of the paths of this interface.
 pub const PREFIX: &str = "/api/v1/";
@@ -162,7 +162,8 @@ async fn list(By(caller): By, State(app): State<App>, Query(query): Query<JobQue
 )]
 async fn job(By(caller): By, State(app): State<App>, Path(id): Path<String>) -> Result<Json<JobView>, Failed> {
     let (job, is_archived) = app.service.job_of_any_age(&caller, &id).await?;
-    Ok(Json(JobView { is_archived, ..JobView::from(&job) }))
+    let listings = app.service.listings(job.new.id).iter().map(|one| ListingView::new(one, now())).collect();
+    Ok(Json(JobView { is_archived, listings, ..JobView::from(&job) }))
 }
 
 /// Changes the priority of a job.

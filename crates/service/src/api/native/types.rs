@@ -15,10 +15,13 @@ use uuid::Uuid;
 
 use crate::checksum;
 use crate::command::{Entry, Pair, Submission};
-use crate::job::{ChecksumPolicy, Failure, File, Job, JobOptions, Moved, OverwritePolicy};
+use crate::endpoint::{is_directory, site_of};
+use crate::job::{ChecksumPolicy, Extent, Failure, File, Job, JobOptions, Moved, OverwritePolicy};
+use crate::listing::{ListingPhase, ListingState};
 use crate::settings::{Ban, BanKind};
 use crate::site::{SiteAccess, SiteRight};
 use crate::store::{Attempt, Decided, Decision, Feed};
+use crate::web::is_web;
 
 /// Maximum time in the queue in seconds: a year. Reason: a longer one is a mistake.
 const QUEUE_S_MAX: u64 = 366 * 86_400;
@@ -135,6 +138,10 @@ pub struct NewFile {
     pub sources: Vec<String>,
     /// Destination.
     pub destination: String,
+    /// All files beneath the one source go beneath the destination, with the same relative paths. Both are directories:
+    /// they end with `/`. The service lists the source in the background (an agent, or a WebDAV server). Symlinks are
+    /// not followed.
+    pub recursive: bool,
     /// Strategy that chooses among several sources; `best` without it.
     pub strategy: Option<String>,
     /// Activity.
@@ -228,11 +235,37 @@ fn check_metadata(metadata: Option<&Value>) -> Result<(), Error> {
 }
 
 impl NewFile {
+    /// Returns the extent. Errors: `Usage`, for a directory that is not to be listed, or one that cannot be listed.
+    fn extent(&self) -> Result<Extent, Error> {
+        let mut locations = self.sources.iter().chain([&self.destination]);
+        if !self.recursive {
+            return match locations.find(|location| is_directory(location)) {
+                None => Ok(Extent::File),
+                Some(directory) => Err(usage(format!(
+                    "{directory} names a directory: with \"recursive\": true (sterna submit --recursive) all files \
+                     beneath it are copied"
+                ))),
+            };
+        }
+        let [source] = self.sources.as_slice() else {
+            return Err(usage("a recursive entry has one source: replicas of a directory cannot be listed as one"));
+        };
+        if self.size.is_some() || self.checksum.is_some() || self.strategy.is_some() {
+            return Err(usage("size, checksum and strategy are of one file, and not of a recursive entry"));
+        }
+        if site_of(source).is_none() && !is_web(source) {
+            let text = format!("{source} cannot be listed: expected sterna://, or a WebDAV server (davs://, https://)");
+            return Err(usage(text));
+        }
+        Ok(Extent::Prefix)
+    }
+
     /// Returns the entry of a job. `activity` and `deadline_ms`: those of a file that names none. Errors: `Usage`.
     pub fn into_entry(self, activity: Option<&str>, deadline_ms: Option<i64>) -> Result<Entry, Error> {
         if self.sources.is_empty() || self.destination.is_empty() {
             return Err(usage("expected sources and a destination"));
         }
+        let extent = self.extent()?;
         let strategy = match self.strategy.as_deref() {
             None => Strategy::default(),
             Some(name) => Strategy::by_name(name).ok_or_else(|| usage(format!("there is no strategy {name}")))?,
@@ -245,6 +278,7 @@ impl NewFile {
         let destination = self.destination;
         let pair = |source| Pair { source, destination: destination.clone(), ..Pair::default() };
         Ok(Entry {
+            extent,
             pairs: self.sources.into_iter().map(pair).collect(),
             strategy,
             activity: self.activity.or_else(|| activity.map(str::to_owned)),
@@ -288,6 +322,9 @@ pub struct Entries {
     pub cancelled: u64,
     /// Transfers under way.
     pub active: u64,
+    /// Prefixes whose files are still being listed: more entries come.
+    #[serde(default)]
+    pub listing: u64,
 }
 
 /// Job.
@@ -311,6 +348,9 @@ pub struct JobView {
     pub reason: Option<String>,
     /// Entries.
     pub entries: Entries,
+    /// Prefixes whose files are still being listed, in the reply to a request for one job.
+    #[serde(default)]
+    pub listings: Vec<ListingView>,
     /// The job is in the archive, where nothing changes.
     #[serde(default)]
     pub is_archived: bool,
@@ -337,9 +377,52 @@ impl From<&Job> for JobView {
                 failed: entries.failed,
                 cancelled: entries.cancelled,
                 active: entries.active,
+                listing: entries.listing,
             },
+            listings: Vec::new(),
             is_archived: false,
             metadata: job.new.metadata.clone(),
+        }
+    }
+}
+
+/// Prefix of a job whose files are still being listed.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ListingView {
+    /// Source.
+    pub source: String,
+    /// Destination.
+    pub destination: String,
+    /// Number of files that this listing has found up to now.
+    pub found: u64,
+    /// Number of listings that have failed.
+    pub failures: u32,
+    /// Failure of the last one.
+    pub failure: Option<Problem>,
+    /// Text for people: that it is being listed, or why it waits.
+    pub text: String,
+}
+
+impl ListingView {
+    /// Creates the view of a state at a time.
+    pub fn new(state: &ListingState, now: UnixTime) -> Self {
+        let text = match &state.phase {
+            ListingPhase::Runs => format!("being listed, {} files found", state.found),
+            ListingPhase::Queued => "waits for other listings".to_owned(),
+            ListingPhase::Absent(site) => format!("waits: no agent of {site} is connected"),
+            ListingPhase::Unable(site) => format!("waits: the agent of {site} is of a release that lists no files"),
+            ListingPhase::Banned(endpoint) => format!("waits: an operator has banned {endpoint}"),
+            ListingPhase::Retry(then) => {
+                format!("the listing has failed; the next attempt starts in {}", readable_time(then.since(now)))
+            }
+        };
+        Self {
+            source: state.source.clone(),
+            destination: state.destination.clone(),
+            found: state.found,
+            failures: state.failures,
+            failure: state.failure.as_ref().map(Problem::from),
+            text,
         }
     }
 }
