@@ -22,12 +22,14 @@ pub const SUBMIT_EXAMPLES: &str = "Examples:
   sterna submit sterna://gs.example.org/p.h5 sterna://hub.example.org/in/p.h5
   sterna submit --wait --priority 5 --retries 10 sterna://gs.example.org/p.h5 \\
       sterna://archive.example.org/p.h5 sterna://hub.example.org/in/p.h5    # two replicas
+  sterna submit --recursive sterna://gs.example.org/pass7/ davs://se.example.org/pass7/
   sterna submit --from passes.ndjson --service https://fts.example.org:8446
 
 The job's identifier is printed on stdout as soon as the service has stored the job.
 A manifest has one JSON object per line: the first is the job, each other is a file:
   {\"activity\": \"passes\", \"retries\": 5}
   {\"sources\": [\"sterna://gs.example.org/1\"], \"destination\": \"sterna://hub.example.org/1\"}
+  {\"sources\": [\"sterna://gs.example.org/d/\"], \"destination\": \"sterna://hub.example.org/d/\", \"recursive\": true}
 
 Exit codes: 0 the job is stored; with --wait those of `sterna watch`.";
 
@@ -200,6 +202,10 @@ pub struct SubmitFlags {
     /// Manifest of a job with many files, in JSON, one object per line; - is stdin. Other flags change its first line
     #[arg(long, value_name = "FILE|-")]
     pub from: Option<PathBuf>,
+    /// Copy all files beneath the SOURCE directory to the same paths beneath the DESTINATION directory. Both end with
+    /// a slash. The service lists the source while the first files are under way
+    #[arg(long, conflicts_with_all = ["from", "expect", "size", "strategy"])]
+    pub recursive: bool,
     /// Priority in the queue of the virtual organisation, from 1 to 5, the highest (default: 3)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=5))]
     pub priority: Option<u8>,

@@ -6,7 +6,7 @@ use sterna_proto::file::plain;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{ByteCount, Error};
 use sterna_service::api::native::types::{
-    ABSENT, BANNED, DRAINED, FileDetails, FileList, LIMIT, Problem, TURN, Waiting,
+    ABSENT, BANNED, DRAINED, FileDetails, FileList, JobView, LIMIT, ListingView, Problem, TURN, Waiting,
 };
 
 use super::client::{Answer, Client, encoded};
@@ -34,12 +34,18 @@ pub fn run(flags: &ExplainFlags) -> Result<u8, Error> {
         return Ok(0);
     }
     // One more than is shown, to know that there are more.
+    let job: Answer<JobView> = client.get(&format!("/api/v1/jobs/{}", encoded(&flags.what)))?;
+    let json = job.json["listings"].as_array().into_iter().flatten();
+    for (listing, json) in job.value.listings.iter().zip(json) {
+        let text = if flags.service.json { json_line(json) } else { of_listing(listing) };
+        print_line(text.as_bytes())?;
+    }
     let path = format!("/api/v1/jobs/{}/files?state={STATES}&limit={}", encoded(&flags.what), FILES_SHOWN + 1);
     let files = client.get::<FileList>(&path)?.value.files;
     for file in files.iter().take(FILES_SHOWN) {
         show(file.number)?;
     }
-    if files.is_empty() {
+    if files.is_empty() && job.value.listings.is_empty() {
         say("no file of the job waits, is under way or has failed");
     } else if files.len() > FILES_SHOWN {
         say(&format!(
@@ -48,6 +54,16 @@ pub fn run(flags: &ExplainFlags) -> Result<u8, Error> {
         ));
     }
     Ok(0)
+}
+
+/// Returns the listing of a prefix in lines: how far it is, or why it waits, and the last failure.
+fn of_listing(listing: &ListingView) -> String {
+    let mut lines = vec![format!("prefix {} -> {}: {}", listing.source, listing.destination, listing.text)];
+    if let Some(failure) = &listing.failure {
+        lines.push(format!("  listing {} failed: {}", listing.failures, problem(failure)));
+    }
+    let lines: Vec<_> = lines.iter().map(|line| plain(line)).collect();
+    lines.join("\n")
 }
 
 /// Returns a file in lines: its state, the reason why it waits, its failed attempts, and the decisions about it.

@@ -42,6 +42,7 @@ fn in_words(job: &JobView) -> String {
         ("priority", job.priority.to_string()),
         ("submitted", utc(job.submitted_ms)),
     ];
+    lines.extend(job.listings.iter().map(|one| ("listing", format!("{}: {}", one.source, one.text))));
     lines.extend(job.finished_ms.map(|at| ("ended", utc(at))));
     lines.extend(job.reason.clone().map(|reason| ("reason", reason)));
     let lines: Vec<String> = lines.iter().map(|(name, value)| format!("{name:<9}  {}", plain(value))).collect();

@@ -104,6 +104,7 @@ fn one_file(flags: &SubmitFlags) -> Result<Value, Error> {
     add("checksum", flags.expect.clone().map(Value::from));
     add("size", flags.size.map(|size| size.0.into()));
     add("strategy", flags.strategy.clone().map(Value::from));
+    add("recursive", flags.recursive.then(|| true.into()));
     let mut job = options(flags);
     job.insert("files".to_owned(), Value::Array(vec![file.into()]));
     Ok(job.into())
@@ -197,6 +198,18 @@ mod tests {
             }],
         });
         assert_eq!(one_file(&flags(&all)).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_recursive_job_names_directories() {
+        let job = one_file(&flags(&["--recursive", "sterna://a/d/", "davs://b/e/"])).unwrap();
+        let files =
+            serde_json::json!([{"sources": ["sterna://a/d/"], "destination": "davs://b/e/", "recursive": true}]);
+        assert_eq!(job["files"], files);
+        for flag in ["--from=-", "--expect=adler32:1", "--size=1", "--strategy=orderly"] {
+            let words = ["sterna", "submit", "--recursive", flag, "sterna://a/d/", "sterna://b/e/"];
+            assert!(Flags::try_parse_from(words).is_err(), "{flag}");
+        }
     }
 
     #[test]

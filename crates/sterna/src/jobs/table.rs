@@ -77,6 +77,9 @@ pub fn counts(entries: &Entries) -> String {
         // Writing to a string succeeds always.
         let _ = write!(words, ", {count} {what}");
     }
+    if entries.listing > 0 {
+        words.push_str(", more are being listed");
+    }
     words
 }
 
@@ -86,9 +89,12 @@ mod tests {
 
     #[test]
     fn counts_leave_out_what_did_not_happen() {
-        let entries = |all, finished, failed, active| Entries { all, finished, failed, cancelled: 0, active };
+        let entries =
+            |all, finished, failed, active| Entries { all, finished, failed, cancelled: 0, active, listing: 0 };
         assert_eq!(counts(&entries(1, 0, 0, 0)), "0 of 1 file arrived");
         assert_eq!(counts(&entries(10, 3, 1, 2)), "3 of 10 files arrived, 1 failed, 2 under way");
+        let listing = Entries { listing: 1, ..entries(2, 0, 0, 2) };
+        assert_eq!(counts(&listing), "0 of 2 files arrived, 2 under way, more are being listed");
     }
 
     #[test]

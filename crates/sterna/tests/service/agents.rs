@@ -18,7 +18,7 @@ pub struct Agent {
     process: Option<Child>,
     directory: TempDir,
     site: String,
-    fingerprint: String,
+    pub fingerprint: String,
     flags: Vec<String>,
     /// Variables of its environment.
     variables: Vec<(String, PathBuf)>,
@@ -26,7 +26,7 @@ pub struct Agent {
 
 impl Agent {
     /// Creates an agent that is not started.
-    fn new(serve: &Serve, site: &str, flags: &[&str]) -> Self {
+    pub fn new(serve: &Serve, site: &str, flags: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("root")).unwrap();
         let state = directory.path().join("state");
@@ -101,7 +101,7 @@ impl Drop for Agent {
     }
 }
 
-fn set_site(serve: &Serve, site: &str, agents: &[&str]) {
+pub fn set_site(serve: &Serve, site: &str, agents: &[&str]) {
     let (status, body) =
         serve.request("PUT", &format!("/api/v1/sites/{site}"), &json!({ "agents": agents }).to_string());
     assert_eq!(status, 200, "{body}");

@@ -12,6 +12,7 @@ mod feed;
 mod hostile;
 mod http;
 mod people;
+mod prefixes;
 mod properties;
 mod relay;
 mod replicas;
