@@ -29,7 +29,7 @@ The job's identifier is printed on stdout as soon as the service has stored the 
 A manifest has one JSON object per line: the first is the job, each other is a file:
   {\"activity\": \"passes\", \"retries\": 5}
   {\"sources\": [\"sterna://gs.example.org/1\"], \"destination\": \"sterna://hub.example.org/1\"}
-  {\"sources\": [\"sterna://gs.example.org/d/\"], \"destination\": \"sterna://hub.example.org/d/\", \"recursive\": true}
+  {\"sources\": [\"davs://se.example/d/\"], \"destination\": \"sterna://hub/d/\", \"recursive\": true}
 
 Exit codes: 0 the job is stored; with --wait those of `sterna watch`.";
 
