@@ -4,7 +4,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use url::Url;
 
 /// Maximum bytes of a location. Reason: web servers take no longer ones.
-const LOCATION_BYTES_MAX: usize = 8192;
+pub const LOCATION_BYTES_MAX: usize = 8192;
 
 /// Scheme of locations at agents, with what separates it from the site.
 pub const AGENTS: &str = "sterna://";

@@ -15,9 +15,9 @@ use uuid::Uuid;
 use super::ended::{ListingEnd, ListingEnded};
 use super::{READ_TOGETHER_MAX, Runner, STORE_RETRY, random, rules_of};
 use crate::command::{Entry, FILES_MAX, Pair, Progress};
-use crate::endpoint::site_of;
+use crate::endpoint::{LOCATION_BYTES_MAX, site_of};
 use crate::job::{Failure, NewFile, Prefix};
-use crate::listing::{BATCHES_MAX, Batch, FoundFile, ListingPhase, encoded};
+use crate::listing::{BATCHES_MAX, Batch, FoundFile, ListingPhase, Unlisted, encoded};
 use crate::service::{Listing, ListingRun, Service, now};
 use crate::settings::BanKind;
 use crate::store::{Added, PrefixChange, PrefixFilter};
@@ -28,6 +28,16 @@ const LISTINGS_MAX: usize = 32;
 
 /// Maximum number of listings of one job. Reason: jobs with many prefixes leave room for others.
 const LISTINGS_OF_JOB_MAX: usize = 4;
+
+/// Maximum number of listings of one user. Reason: slow servers of a user leave room for others.
+const LISTINGS_OF_USER_MAX: usize = 8;
+
+/// Maximum characters of a long name in an error text.
+const SHOWN_CHARS_MAX: usize = 60;
+
+/// Maximum number of prefixes that wait and that one turn looks at. Reason: a turn takes some milliseconds. The next
+/// turn goes on behind them.
+const LOOKED_AT_MAX: usize = 1000;
 
 /// Maximum number of listings of a prefix that end with the connection of their agent. Reason: a directory that ends
 /// its agents must not go on for ever.
@@ -77,20 +87,12 @@ impl Runner {
         if !std::mem::take(&mut self.are_listings_due) {
             return;
         }
-        let mut running: Vec<Uuid> = Vec::new();
-        let mut waiting: Vec<Arc<Prefix>> = Vec::new();
-        for listing in self.service.shared.listings.lock().values() {
-            match &listing.run {
-                Some(_) if self.banned(&listing.prefix).is_some_and(|(_, kind)| kind == BanKind::Cancel) => {
-                    waiting.push(Arc::clone(&listing.prefix));
-                }
-                Some(_) => running.push(listing.prefix.job),
-                None => waiting.push(Arc::clone(&listing.prefix)),
-            }
-        }
+        let (mut running, waiting) = self.listings_now();
         for prefix in waiting {
-            let of_job = running.iter().filter(|job| **job == prefix.job).count();
-            let has_room = running.len() < LISTINGS_MAX && of_job < LISTINGS_OF_JOB_MAX;
+            let count = |is_like: &dyn Fn(&Prefix) -> bool| running.iter().filter(|one| is_like(one)).count();
+            let has_room = running.len() < LISTINGS_MAX
+                && count(&|one| one.job == prefix.job) < LISTINGS_OF_JOB_MAX
+                && count(&|one| one.owner.credential == prefix.owner.credential) < LISTINGS_OF_USER_MAX;
             match self.step(&prefix, has_room) {
                 Step::Waits(phase) => {
                     let mut listings = self.service.shared.listings.lock();
@@ -98,11 +100,30 @@ impl Runner {
                 }
                 Step::Fails(error) => self.fail_prefix(&prefix, &error).await,
                 Step::Starts(lister) => {
-                    running.push(prefix.job);
+                    running.push(Arc::clone(&prefix));
                     self.start_listing(prefix, lister).await;
                 }
             }
         }
+    }
+
+    /// Returns the prefixes that are being listed, and the next ones that wait, or whose listing must end.
+    fn listings_now(&mut self) -> (Vec<Arc<Prefix>>, Vec<Arc<Prefix>>) {
+        let (mut running, mut waiting) = (Vec::new(), Vec::new());
+        let listings = self.service.shared.listings.lock();
+        for listing in listings.values().filter(|listing| listing.run.is_some()) {
+            match self.banned(&listing.prefix) {
+                Some((_, BanKind::Cancel)) => waiting.push(Arc::clone(&listing.prefix)),
+                _ => running.push(Arc::clone(&listing.prefix)),
+            }
+        }
+        let from = self.next_prefix;
+        let mut idle = listings.range(from..).chain(listings.range(..from)).filter(|(_, one)| one.run.is_none());
+        waiting.extend(idle.by_ref().take(LOOKED_AT_MAX).map(|(_, listing)| Arc::clone(&listing.prefix)));
+        if let Some((next, _)) = idle.next() {
+            (self.next_prefix, self.are_listings_due) = (*next, true);
+        }
+        (running, waiting)
     }
 
     /// Returns the endpoint of a prefix that is banned, and the effect.
@@ -301,13 +322,14 @@ struct Adding {
 impl Adding {
     /// Adds batches until the last one. Calls `more` after each that is stored.
     async fn run(self, mut batches: mpsc::Receiver<Batch>, more: impl Fn()) -> ListingEnd {
+        let mut unlisted = Unlisted::default();
         let mut together = Vec::with_capacity(BATCHES_MAX);
         while batches.recv_many(&mut together, BATCHES_MAX).await > 0 {
             let (mut files, mut count, mut outcome) = (Vec::new(), 0, None);
             for batch in together.drain(..) {
                 match batch {
                     Batch::Files(more) => {
-                        files.extend(more);
+                        files.extend(more.into_iter().filter(|file| self.has_locations(file, &mut unlisted)));
                         count += 1;
                     }
                     Batch::Ended(ended) => outcome = Some(ended),
@@ -321,13 +343,25 @@ impl Adding {
                     Err(error) => return ListingEnd::Listed(Err(error)),
                 }
                 self.found.fetch_add(files.len() as u64, Ordering::Relaxed);
-                (0..count).for_each(|_| more());
             }
+            (0..count).for_each(|_| more());
             if let Some(outcome) = outcome {
-                return ListingEnd::Listed(outcome);
+                return ListingEnd::Listed(outcome.and_then(|()| unlisted.outcome()));
             }
         }
         ListingEnd::Lost
+    }
+
+    /// Returns true if both locations of a file are short enough. Counts it as not listed otherwise.
+    fn has_locations(&self, found: &FoundFile, unlisted: &mut Unlisted) -> bool {
+        let prefix = &self.prefix.file;
+        let bytes = prefix.source.len().max(prefix.destination.len()) + encoded(&found.path).len();
+        if bytes > LOCATION_BYTES_MAX {
+            let start: String = found.path.to_string().chars().take(SHOWN_CHARS_MAX).collect();
+            let text = format!("{start}…: a location of {bytes} bytes: the maximum is {LOCATION_BYTES_MAX}");
+            unlisted.add(Error::new(ErrorKind::Limit, Scope::Source, Phase::Prepare, text).retry(Retry::Never));
+        }
+        bytes <= LOCATION_BYTES_MAX
     }
 
     /// Adds files. Errors: the access has changed.

@@ -71,7 +71,7 @@ const TOO_LONG_IN_QUEUE: &str =
 /// its turn for long.
 const AGENT_REPORTS_MAX: usize = 1024;
 
-/// Batch of the service that runs until the process ends.
+/// Part of the service that runs until the process ends.
 pub struct Runner {
     service: Arc<Service>,
     orders: mpsc::UnboundedReceiver<Order>,
@@ -93,6 +93,8 @@ pub struct Runner {
     read: FileNumber,
     /// Last prefix that was read from the store.
     read_prefix: u64,
+    /// Number of the prefix at which the next turn of listings begins.
+    next_prefix: u64,
     /// A listing may start, or must end.
     are_listings_due: bool,
     /// Ends of listings, and the way of their tasks to them.
@@ -137,6 +139,7 @@ impl Runner {
             changed_paths: BTreeSet::new(),
             read: FileNumber(0),
             read_prefix: 0,
+            next_prefix: 0,
             are_listings_due: false,
             ended_listings,
             listing_ends,

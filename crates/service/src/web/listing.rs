@@ -34,6 +34,10 @@ const REQUEST_TIME_MAX: Duration = Duration::from_secs(300);
 /// Time limit for the next bytes of an answer. Reason: as for the head of a small one.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
+/// Time limit from one resource of an answer to the next. Reason: a server that sends blanks for ever must not keep a
+/// place that other listings wait for.
+const RESOURCE_TIME_MAX: Duration = Duration::from_secs(300);
+
 /// Maximum bytes of one answer. Reason: a million files of 4 KiB each.
 const ANSWER_BYTES_MAX: u64 = 4 << 30;
 
@@ -93,7 +97,11 @@ impl Walk<'_> {
                 // It was deleted since its parent was listed.
                 (Err(error), Some(_)) if error.kind == ErrorKind::NotFound => {}
                 (Err(error), Some(_)) if error.kind == ErrorKind::Denied => self.unlisted.add(error),
-                (Err(error), _) => return Err(error),
+                (Err(error), _) => {
+                    // The files found before are copied in any case.
+                    self.send().await?;
+                    return Err(error);
+                }
             }
         }
         self.send().await?;
@@ -107,7 +115,14 @@ impl Walk<'_> {
             // Not joined: a path that begins with two slashes would name a host.
             Some(path) => {
                 let prefix = &self.prefix.at;
-                WebLocation::parse(&format!("{}{}{}/", prefix.origin(), prefix.path(), encoded(path)))?
+                match WebLocation::parse(&format!("{}{}{}/", prefix.origin(), prefix.path(), encoded(path))) {
+                    Ok(at) => at,
+                    // Its name is too long for a location. The directories beside it are listed.
+                    Err(error) => {
+                        self.unlisted.add(error);
+                        return Ok(());
+                    }
+                }
             }
         };
         let end = self.prefix.with(at);
@@ -138,7 +153,12 @@ impl Walk<'_> {
         let spelling = Spelling::of(reply.headers.get(SERVER));
         let mut multistatus = Multistatus::new(Body::new(reply));
         let mut is_directory = false;
-        while let Some(resource) = multistatus.next().await.map_err(|why| request.failed(why.kind, &why.text))? {
+        loop {
+            let next = timeout(RESOURCE_TIME_MAX, multistatus.next()).await.map_err(|_| {
+                let text = format!("no further name within {} s", RESOURCE_TIME_MAX.as_secs());
+                request.failed(ErrorKind::Unreachable, &text)
+            })?;
+            let Some(resource) = next.map_err(|why| request.failed(why.kind, &why.text))? else { break };
             let name = name_of(&end.at, &base, &resource.href, spelling)
                 .map_err(|why| request.failed(ErrorKind::Protocol, &why))?;
             match (name, resource.refused) {
