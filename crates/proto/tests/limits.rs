@@ -27,7 +27,15 @@ const HELD: Feeder = Feeder { storage: 0.0, compute: 0.05, transport: 0.95 };
 
 /// Reports on a TCP lane that delivers 80 Mbit/s with room in its window. `change` alters the sample of each step.
 fn run(feeder: Feeder, report: ReceiverReport, change: impl Fn(u32, &mut TcpSample)) -> LimitReport {
-    let mut accountant = Accountant::default();
+    run_with(Accountant::default(), feeder, Some(report), change)
+}
+
+fn run_with(
+    mut accountant: Accountant,
+    feeder: Feeder,
+    report: Option<ReceiverReport>,
+    change: impl Fn(u32, &mut TcpSample),
+) -> LimitReport {
     let start = Instant::now();
     let mut tcp = TcpSample {
         rtt: RTT,
@@ -51,17 +59,15 @@ fn run(feeder: Feeder, report: ReceiverReport, change: impl Fn(u32, &mut TcpSamp
         waits.transport += STEP.mul_f64(feeder.transport);
         waits.idle += STEP.mul_f64((1.0 - feeder.storage - feeder.compute - feeder.transport).max(0.0));
         let times = |time: Duration| time * (step + 1);
-        accountant.handle_report(
-            now,
-            &ReceiverReport {
-                lane_time: times(STEP),
-                waiting: times(report.waiting),
-                storage: times(report.storage),
-                publishing: times(report.publishing),
-                dropped: report.dropped * u64::from(step + 1),
-                ..ReceiverReport::default()
-            },
-        );
+        let reported = report.map(|report| ReceiverReport {
+            lane_time: times(STEP),
+            waiting: times(report.waiting),
+            storage: times(report.storage),
+            publishing: times(report.publishing),
+            dropped: report.dropped * u64::from(step + 1),
+            ..ReceiverReport::default()
+        });
+        reported.iter().for_each(|report| accountant.handle_report(now, report));
         let sample = LaneSample { feeder: waits, transport: TransportSample::Tcp(tcp) };
         accountant.handle_samples(now, &[(LaneId(0), sample)], &SourceSample::default());
     }
@@ -88,6 +94,31 @@ fn a_sender_without_work_waits_for_the_storage_of_the_receiver_when_that_is_at_w
     // Data that the kernel already accepted is still in flight.
     let report = run(Feeder::default(), waits_for_data(), |_, _| {});
     assert_eq!(report.total.first(), Some(Limit::CongestionWindow));
+}
+
+/// A web server reports nothing: what a round trip brings tells a small window from a server that reads late.
+#[test]
+fn a_closed_window_of_a_web_server_is_small_or_read_late() {
+    let to_server = |feeder, window, change: &dyn Fn(&mut TcpSample)| {
+        let report = run_with(Accountant::to_web_server(), feeder, None, |_, tcp| {
+            tcp.receive_window = ByteCount(window);
+            change(tcp);
+        });
+        report.total.first()
+    };
+    let closed = |tcp: &mut TcpSample| tcp.rwnd_limited += STEP;
+    // 80 Mbit/s bring 400 kB in 40 ms.
+    assert_eq!(to_server(HELD, 450_000, &closed), Some(Limit::ReceiveWindow));
+    assert_eq!(to_server(HELD, 4_000_000, &closed), Some(Limit::DestinationDisk));
+    assert_eq!(to_server(HELD, 4_000_000, &|_| {}), Some(Limit::CongestionWindow));
+    let answers = |tcp: &mut TcpSample| tcp.unsent = ByteCount(0);
+    assert_eq!(
+        to_server(Feeder::default(), 4_000_000, &answers),
+        Some(Limit::DestinationDisk),
+        "it waits for an answer"
+    );
+    let reads = Feeder { storage: 0.9, compute: 0.1, transport: 0.0 };
+    assert_eq!(to_server(reads, 4_000_000, &answers), Some(Limit::SourceDisk));
 }
 
 /// As between SIGSTOP and SIGCONT. The feeder counts that time as a wait for the transport, and nothing was lost.

@@ -5,8 +5,9 @@
 //! nothing comes back on a lane, silence is the limit, whatever the feeder does. If the feeder waited for the
 //! transport, the first match is the limit: receiver that does not read, receive window, send buffer, given rate. The
 //! threads of a receiver that does not read report whether storage or processors delay them. If none of these matches,
-//! the congestion window is the limit, and the path shows the cause. A lane within one process has one thread that
-//! reads and writes in turn: the limit follows from the times of that thread. Refuses to read a clock or query a
+//! the congestion window is the limit, and the path shows the cause. A web server that receives reports nothing: a
+//! closed window shows that it reads late, or that the window is too small. A lane within one process has one thread
+//! that reads and writes in turn: the limit follows from the times of that thread. Refuses to read a clock or query a
 //! kernel. Samples and reports come in with `now`, a [`LimitReport`] leaves.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -181,6 +182,8 @@ struct ReceiverView {
     delays: ReturnDelays,
     /// Time of the last report with new packets that the receiving host dropped.
     dropped: Option<Instant>,
+    /// Largest window that the receiver has announced, if it is a web server; `None`: it is an agent.
+    server: Option<ByteCount>,
 }
 
 /// Travel times of the receiver's reports. The clocks of the two ends differ by an unknown time; the shortest travel
@@ -322,6 +325,12 @@ struct Change<'a> {
 }
 
 impl Accountant {
+    /// Creates an accountant of a lane to a web server, which reports nothing: its windows show how it reads. Such a
+    /// lane has nothing to do only while it waits for an answer.
+    pub fn to_web_server() -> Self {
+        Self { receiver: ReceiverView { server: Some(ByteCount(0)), ..ReceiverView::default() }, ..Self::default() }
+    }
+
     /// Sets the given rate of the session.
     pub fn set_rate_cap(&mut self, rate: Option<BitRate>) {
         self.facts.rate_cap = rate.unwrap_or_default();
@@ -539,6 +548,7 @@ impl Accountant {
         if facts.policed != known {
             facts.policed_over_quic = facts.is_quic;
         }
+        self.receiver.server.iter_mut().for_each(|window| *window = facts.receive_window);
     }
 }
 
@@ -577,6 +587,16 @@ impl ReceiverView {
     /// Returns true if the windows of all lanes are known and smaller than `bytes`.
     fn announces_less_than(&self, bytes: ByteCount) -> bool {
         self.last.as_ref().is_some_and(|(_, report)| (1..bytes.0).contains(&report.window.0))
+    }
+
+    /// Returns the limit of a lane whose window is closed, and that carries `rate`. A web server whose window has been
+    /// much larger than what a round trip brings reads late.
+    fn of_closed_window(&self, rate: BitRate, rtt: Duration) -> Limit {
+        let carried = rate.0 as f64 / 8.0 * rtt.as_secs_f64();
+        match self.server {
+            Some(window) if carried < window.0 as f64 * WINDOW_FULL => Limit::DestinationDisk,
+            _ => Limit::ReceiveWindow,
+        }
     }
 
     /// Returns true if losses belong to the receiving host, which reported dropped packets a moment ago.
@@ -685,6 +705,7 @@ fn is_sending(change: &Change<'_>) -> bool {
 /// lack of work.
 fn judge_idle(receiver: &ReceiverView) -> Split {
     Split::all(match () {
+        () if receiver.server.is_some() => Limit::DestinationDisk,
         () if receiver.publishing + receiver.storage >= PUBLISHING_MIN => Limit::DestinationDisk,
         () if receiver.compute.max(receiver.engine) >= PUBLISHING_MIN => Limit::Cpu,
         () => Limit::NothingToSend,
@@ -734,14 +755,15 @@ fn judge_tcp(
     let most = delivered.max(change.carried);
     let is_capped = now.cap.is_some_and(|cap| most.0 as f64 > cap.0 as f64 * AT_CAP);
     let mut split = Split::default();
-    split.add(Limit::ReceiveWindow, by_receiver);
+    let closed = receiver.of_closed_window(most, now.rtt_min);
+    split.add(closed, by_receiver);
     split.add(Limit::SendBuffer, by_buffer);
     // A sender that paces itself by its delivery rate leaves a little of the window free. The kernel does not count
     // that as limited by the window.
     let fills_window = now.in_flight.0 * 10 > now.receive_window.0 * 8 && by_receiver > 0.0;
     let rest = match (is_capped, fills_window) {
         (true, _) => Limit::RateCap,
-        (false, true) => Limit::ReceiveWindow,
+        (false, true) => closed,
         (false, false) => window,
     };
     split.add(rest, 1.0 - by_receiver - by_buffer);
@@ -875,6 +897,10 @@ const RECEIVER_WAITS_MIN: f64 = 0.2;
 
 /// Part of the time in which a receiver's storage works, from which a sender without work waits for it.
 const PUBLISHING_MIN: f64 = 0.5;
+
+/// Part of a window that a round trip brings if the window limits the lane. Reason: the smallest round trip is a little
+/// shorter than those in which data arrived.
+const WINDOW_FULL: f64 = 0.8;
 
 /// Longer period over which a rate is compared with a cap, beside the interval. Reason: it contains several bursts of a
 /// path with an MTU of 64 KiB at 5 Mbit/s.

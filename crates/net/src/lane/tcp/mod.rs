@@ -22,7 +22,9 @@ mod tests;
 mod window;
 mod writer;
 
+use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -242,6 +244,14 @@ impl LaneHandle for TcpHandle {
 
 /// Slow start threshold of a connection that never left slow start (`TCP_INFINITE_SSTHRESH`).
 const NO_THRESHOLD: u32 = 0x7fff_ffff;
+
+/// Returns the measurements of the kernel for any TCP connection, such as one to a web server.
+pub fn sample_of(stream: &impl AsFd) -> io::Result<TcpSample> {
+    let info = sys::tcp_info(stream)?;
+    // Without the memory, only a full send buffer is not recognised.
+    let memory = sys::socket_memory(stream).unwrap_or_default();
+    Ok(tcp_sample(&info, &memory, &socket::congestion(stream)))
+}
 
 fn tcp_sample(info: &TcpInfo, memory: &SocketMemory, congestion: &str) -> TcpSample {
     let of_mss = |segments: u32| ByteCount(u64::from(segments) * u64::from(info.snd_mss));

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -83,7 +84,7 @@ pub(super) fn set_congestion(stream: &TcpStream, name: &str) -> Result<(), Error
 }
 
 /// Returns the congestion control of a socket.
-pub(super) fn congestion(stream: &TcpStream) -> String {
+pub(super) fn congestion(stream: &impl AsFd) -> String {
     let name = SockRef::from(stream).tcp_congestion().unwrap_or_default();
     String::from_utf8_lossy(name.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
