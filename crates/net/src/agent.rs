@@ -227,6 +227,13 @@ impl Agent {
         self.shared.beneath(service, path, cancel)
     }
 
+    /// Deletes a file beneath the roots of this agent for a transfer service.
+    ///
+    /// Errors: `NotFound`, `Denied`; of the storage.
+    pub fn delete_for(&self, service: &Fingerprint, path: Vec<u8>) -> Result<(), Error> {
+        self.shared.delete_for(service, path)
+    }
+
     /// Returns the web servers that this agent uses for a transfer service.
     pub fn web_servers(&self) -> &WebServers {
         &self.shared.web

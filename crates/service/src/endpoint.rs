@@ -66,6 +66,20 @@ pub fn endpoint_named(given: &str) -> Result<String, Error> {
     Ok(format!("{}://{host}", url.scheme()))
 }
 
+/// Returns true if two locations may mean the same file: host and path are equal, whatever scheme and port are.
+pub fn may_be_same(one: &str, other: &str) -> bool {
+    let place = |location: &str| {
+        let url = Url::parse(location).ok()?;
+        let names = url.path().split('/').filter(|name| !matches!(*name, "" | "."));
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        Some((url.host_str()?.to_ascii_lowercase(), names))
+    };
+    match (place(one), place(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,6 +98,18 @@ mod tests {
             assert!(endpoint_of_prefix(wrong).is_err(), "{wrong}");
         }
         assert!(is_directory("https://h/a/?x=1") && !is_directory("https://h/a?x=/") && !is_directory("sterna://h/a"));
+    }
+
+    #[test]
+    fn one_file_has_several_locations() {
+        let file = "https://se.example/a/f";
+        for same in [file, "davs://SE.example:1094//a/./f", "http://se.example/a/f?authz=x", "https://se.example/a/f/"]
+        {
+            assert!(may_be_same(file, same), "{same}");
+        }
+        for other in ["https://se.example/a/g", "https://other.example/a/f", "https://se.example/b/a/f", "x"] {
+            assert!(!may_be_same(file, other), "{other}");
+        }
     }
 
     #[test]

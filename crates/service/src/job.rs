@@ -217,6 +217,28 @@ pub struct File {
     pub failure: Option<Failure>,
     /// Bytes and limits of the last attempt.
     pub moved: Moved,
+    /// Outcome of the deletion of the copy that this hop has written.
+    pub cleanup: Option<Cleanup>,
+}
+
+/// Outcome of the deletion of a copy between the hops of a job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Cleanup {
+    /// The copy is deleted.
+    Deleted,
+    /// The file stays.
+    Kept {
+        /// Reason, for people.
+        reason: String,
+    },
+    /// The copy may still be there: attempts to delete it have failed.
+    GivenUp {
+        /// Number of attempts.
+        attempts: u32,
+        /// Failure of the last one.
+        failure: Failure,
+    },
 }
 
 /// Prefix of a job whose files are being listed.
@@ -253,9 +275,10 @@ pub struct Task {
     pub start: u32,
     /// Number of the attempt, from 1. Starts of a lost worker are no attempts.
     pub attempt: u32,
-    /// The source is deleted when the file has arrived: it is a copy between the hops of a job.
+    /// The worker reports if the destination was there before ([`Moved::placed`]), also where it may be replaced.
+    /// Reason: a copy between hops is deleted only if it is new.
     #[serde(default)]
-    pub deletes_source: bool,
+    pub notes_replaced: bool,
     /// Source.
     pub source: String,
     /// Destination.
@@ -296,12 +319,30 @@ pub struct Moved {
     /// How the bytes went: by agents, or by a third-party copy that a storage pulls or pushes, or through a
     /// worker, or written by the agent of the source.
     pub by: Option<String>,
+    /// Number of stripes of a third-party copy, as the storage reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stripes: Option<u32>,
     /// Limits, each with its share of the time, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<(String, f64)>,
     /// Path, if agents moved the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathFacts>,
+    /// State of the destination before; `None`: the file has not arrived, or the worker does not know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placed: Option<Placed>,
+}
+
+/// State of the destination before a file arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placed {
+    /// There was no file: this start wrote it.
+    New,
+    /// It replaced a file, or may have.
+    Replaced,
+    /// The same file was there when this start began.
+    Found,
 }
 
 impl Moved {

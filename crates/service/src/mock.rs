@@ -141,7 +141,7 @@ mod tests {
             file: 1,
             start: 1,
             attempt: 1,
-            deletes_source: false,
+            notes_replaced: false,
             source: format!("mock://a/f?{source}"),
             destination: format!("mock://b/f?{destination}"),
             size: None,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sterna_proto::limit::{LimitReport, remedy};
+use sterna_proto::limit::{Limit, LimitReport, remedy};
 
 use crate::flags::with_advice;
 
@@ -34,6 +34,19 @@ pub fn line(report: &LimitReport) -> Option<String> {
     (!shown.is_empty()).then(|| format!("limited by: {}", shown.join(", ")))
 }
 
+/// Returns the same line for limits by name, without their causes. `None` if there is none.
+pub fn line_of_names<'a>(shares: impl Iterator<Item = (&'a str, f64)>) -> Option<String> {
+    let known = |name: &str| Limit::ALL.into_iter().find(|limit| limit.name() == name);
+    let shown = shares.filter(|(_, share)| *share >= SHARE_SHOWN_MIN).take(LIMITS_SHOWN_MAX);
+    // A later release of the service has others.
+    let words = |(name, share): (&str, f64)| {
+        let words = known(name).map_or_else(|| name.to_owned(), |limit| limit.words().to_owned());
+        format!("{words} {:.0} %", share * 100.0)
+    };
+    let shown: Vec<String> = shown.map(words).collect();
+    (!shown.is_empty()).then(|| format!("limited by: {}", shown.join(", ")))
+}
+
 /// Returns the leading limit of the last seconds, for the progress display.
 pub fn now(report: &LimitReport) -> Option<String> {
     report.recent.first().map(|limit| format!("limited by {}", limit.words()))
@@ -41,10 +54,8 @@ pub fn now(report: &LimitReport) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use sterna_proto::BitRate;
-    use sterna_proto::limit::Limit;
-
     use super::*;
+    use sterna_proto::BitRate;
 
     #[test]
     fn the_line_names_at_most_three_limits_and_none_below_a_twentieth() {

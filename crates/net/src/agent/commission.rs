@@ -124,10 +124,8 @@ pub struct Commission {
 
 /// File of a commission.
 struct CommissionedFile {
-    /// Place of the file at this agent, for its digest.
+    /// Place of the file at this agent.
     place: Vec<QueryPlace>,
-    /// The same place, if the service may delete it.
-    deletable: Result<Vec<QueryPlace>, Error>,
     /// Location of the file at the other agent; `None`: it is not at an agent.
     other: Option<Location>,
 }
@@ -173,7 +171,7 @@ impl Shared {
                     ..CopySpec::new(vec![web.clone()], web)
                 };
                 let engine = Engine::new(self.identity.clone(), Arc::new(Nobody));
-                let files = vec![CommissionedFile { place, deletable: Ok(Vec::new()), other: None }];
+                let files = vec![CommissionedFile { place, other: None }];
                 let (several, dry_run, targets) = (false, false, Vec::new());
                 (
                     spec,
@@ -194,6 +192,13 @@ impl Shared {
         Ok(Commission { spec, engine, files, log })
     }
 
+    /// Deletes a file for a transfer service. Errors: as [`super::Agent::delete_for`].
+    pub(super) fn delete_for(&self, service: &Fingerprint, path: Vec<u8>) -> Result<(), Error> {
+        let rights = self.grant_of_service(service);
+        let query = Query::Delete { paths: vec![path], directories: DeleteDirectories::Empty };
+        self.query_places(&query, &rights)?.iter().try_for_each(delete_here)
+    }
+
     /// Returns the end at this agent of a copy with another one, and its files. Errors: `Protocol`; of the paths.
     fn files_with_agent(
         &self,
@@ -209,11 +214,9 @@ impl Shared {
         let (mut places, mut files) = (Vec::with_capacity(targets.len()), Vec::with_capacity(targets.len()));
         for (source, target) in request.sources.iter().zip(targets) {
             let (own, there) = if is_source { (source, &target.path) } else { (&target.path, source) };
-            let delete = Query::Delete { paths: vec![own.clone()], directories: DeleteDirectories::Empty };
             places.push(self.place(own, rights, needed)?);
             files.push(CommissionedFile {
                 place: self.query_places(&list(own), rights)?,
-                deletable: self.query_places(&delete, rights),
                 other: Some(at(&request.passive, there)),
             });
         }
@@ -310,19 +313,21 @@ impl Commission {
         self.files.get(number).ok_or_else(|| crate::internal("a file that the copy does not have"))
     }
 
-    /// Deletes the source of a file after the copy. Errors: `Denied`; of the storage.
-    pub fn delete_source(&self, number: usize) -> Result<(), Error> {
-        let file = self.file(number)?;
-        match (&self.spec.granted, &file.other) {
-            (Some(Granted::Sources(_)), _) => file.deletable.clone()?.iter().try_for_each(delete_here),
-            (_, Some(there)) => {
-                let mut answers = self.engine.delete(std::slice::from_ref(there), DeleteDirectories::Empty)?;
-                answers.try_for_each(|answer| match answer? {
-                    Answer::Failed(error) => Err(error),
-                    Answer::Listed(_) | Answer::Deleted { .. } => Ok(()),
-                })
+    /// Returns true if the destination of a file at an agent exists. Errors: the other agent is not reached; of the
+    /// storage.
+    pub fn has_destination(&self, number: usize, cancel: &Cancel) -> Result<bool, Error> {
+        let (file, options) = (self.file(number)?, ListOptions::new(Some(0)));
+        let answer = match (&self.spec.granted, &file.other) {
+            (Some(Granted::Sources(_)), Some(there)) => {
+                self.engine.list(std::slice::from_ref(there), &options)?.next().transpose()?
             }
-            (_, None) => Err(crate::internal("delete a source on a web server")),
+            _ => Lister::new(file.place.clone(), options, cancel.clone()).next(),
+        };
+        match answer {
+            None => Ok(false),
+            Some(Answer::Failed(error)) if error.kind == ErrorKind::NotFound => Ok(false),
+            Some(Answer::Failed(error)) => Err(error),
+            Some(Answer::Listed(_) | Answer::Deleted { .. }) => Ok(true),
         }
     }
 
@@ -393,7 +398,7 @@ impl<F: FnMut(FileEnd)> Ends<F> {
     }
 }
 
-/// Deletes the file of a place. Errors: as [`Commission::delete_source`].
+/// Deletes the file of a place. Errors: as [`super::Agent::delete_for`].
 fn delete_here(place: &QueryPlace) -> Result<(), Error> {
     let mut outcome = Ok(());
     place.root.delete(&exact_path(place, "delete")?, DeleteDirectories::Empty, &mut |deleted| {

@@ -44,7 +44,6 @@ impl Shared {
         let rights = match grant.access {
             GrantedAccess::Read => Rights::Read,
             GrantedAccess::Write => Rights::ReadWrite,
-            GrantedAccess::ReadDelete => Rights::Manage,
         };
         Ok(self.grant_of_service(&service).and(&Grant::everywhere(rights)))
     }

@@ -3,7 +3,7 @@
 //! A client sends its grant in the hello. Encodes grants to bytes and decodes bytes to grants. Refuses to verify a
 //! signature and to read a clock: the agent does both.
 
-use super::query::{DeleteDirectories, Query};
+use super::query::Query;
 use super::request::Request;
 use super::values::{SOURCES_MAX, read_many};
 use crate::error::Error;
@@ -19,8 +19,6 @@ pub enum GrantedAccess {
     Read,
     /// The holder writes the path, and reads it.
     Write,
-    /// The holder reads the path, and deletes it.
-    ReadDelete,
 }
 
 /// Content of a grant.
@@ -58,12 +56,7 @@ impl Grant {
             }
             Request::Pull { sources, numbered, .. } => *numbered && self.has(sources.iter()),
             Request::Query(Query::List { paths, .. }) => self.has(paths.iter()),
-            Request::Query(Query::Delete { paths, directories }) => {
-                self.access == GrantedAccess::ReadDelete
-                    && *directories == DeleteDirectories::Empty
-                    && self.has(paths.iter())
-            }
-            Request::Query(Query::Rename { .. }) => false,
+            Request::Query(Query::Delete { .. } | Query::Rename { .. }) => false,
             Request::ThirdParty(_) | Request::Probe(_) => false,
         }
     }
@@ -80,7 +73,6 @@ impl Grant {
         w.byte(match self.access {
             GrantedAccess::Read => 1,
             GrantedAccess::Write => 2,
-            GrantedAccess::ReadDelete => 3,
         });
         w.integer(self.paths.len() as u64);
         self.paths.iter().for_each(|path| w.bytes(path));
@@ -95,7 +87,6 @@ impl Grant {
             access: match r.byte()? {
                 1 => GrantedAccess::Read,
                 2 => GrantedAccess::Write,
-                3 => GrantedAccess::ReadDelete,
                 code => return Err(Error::protocol(format!("grant from the peer: unknown access {code}"))),
             },
             paths: read_many(r, SOURCES_MAX, |r| r.bytes().map(<[u8]>::to_vec))?,
@@ -144,7 +135,7 @@ mod tests {
     use super::*;
     use crate::compress::CompressionPolicy;
     use crate::digest::Checks;
-    use crate::session::query::ListOptions;
+    use crate::session::query::{DeleteDirectories, ListOptions};
     use crate::session::request::Target;
     use crate::session::values::Overwrite;
 
@@ -181,31 +172,29 @@ mod tests {
 
     #[test]
     fn a_grant_is_for_its_paths_in_one_direction() {
-        let delete = |of: &[&[u8]], directories| Request::Query(Query::Delete { paths: paths(of), directories });
-        // Request; allowed to read, to write, and to read and delete.
-        for (request, to_read, to_write, to_delete) in [
-            (push(b"", &[b"in/f"]), false, true, false),
-            (push(b"", &[b"in/g", b"in/f"]), false, true, false),
-            (push(b"", &[b"in/f", b"in/h"]), false, false, false),
-            (push(b"in/f", &[]), false, false, false),
-            (push(b"", &[b"in"]), false, false, false),
-            (push(b"", &[b"in/f/"]), false, false, false),
-            (pull(&[b"in/f"], true), true, true, true),
-            (pull(&[b"in/g", b"in/f"], true), true, true, true),
-            (pull(&[b"in/f"], false), false, false, false),
-            (pull(&[b"in/h"], true), false, false, false),
-            (pull(&[b"in/f", b"in/h"], true), false, false, false),
-            (pull(&[], true), false, false, false),
-            (list(&[b"in/f"]), true, true, true),
-            (list(&[b"in/g", b""]), false, false, false),
-            (list(&[b""]), false, false, false),
-            (delete(&[b"in/f"], DeleteDirectories::Empty), false, false, true),
-            (delete(&[b"in"], DeleteDirectories::Empty), false, false, false),
-            (delete(&[b"in/f"], DeleteDirectories::WithContents), false, false, false),
+        let directories = DeleteDirectories::Empty;
+        let delete = |of: &[&[u8]]| Request::Query(Query::Delete { paths: paths(of), directories });
+        // Request; allowed to read, and to write.
+        for (request, to_read, to_write) in [
+            (push(b"", &[b"in/f"]), false, true),
+            (push(b"", &[b"in/g", b"in/f"]), false, true),
+            (push(b"", &[b"in/f", b"in/h"]), false, false),
+            (push(b"in/f", &[]), false, false),
+            (push(b"", &[b"in"]), false, false),
+            (push(b"", &[b"in/f/"]), false, false),
+            (pull(&[b"in/f"], true), true, true),
+            (pull(&[b"in/g", b"in/f"], true), true, true),
+            (pull(&[b"in/f"], false), false, false),
+            (pull(&[b"in/h"], true), false, false),
+            (pull(&[b"in/f", b"in/h"], true), false, false),
+            (pull(&[], true), false, false),
+            (list(&[b"in/f"]), true, true),
+            (list(&[b"in/g", b""]), false, false),
+            (list(&[b""]), false, false),
+            (delete(&[b"in/f"]), false, false),
         ] {
             assert_eq!(grant(GrantedAccess::Read).allows(&request), to_read, "read: {request:?}");
             assert_eq!(grant(GrantedAccess::Write).allows(&request), to_write, "write: {request:?}");
-            assert_eq!(grant(GrantedAccess::ReadDelete).allows(&request), to_delete, "delete: {request:?}");
         }
     }
 

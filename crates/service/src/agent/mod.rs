@@ -347,10 +347,12 @@ impl Keeper {
                 return Err(Error::protocol("an order before the welcome"));
             }
             (ToAgent::Cancel { key }, _) => self.transfers.cancel(key),
-            (ToAgent::Recorded { key, is_accepted }, _) => {
+            (ToAgent::Recorded { key }, _) => {
                 connected.sent.remove(&key);
-                self.transfers.handle_recorded(key, is_accepted);
+                self.transfers.handle_recorded(key);
             }
+            (ToAgent::Delete { file, location }, Some(service)) => self.transfers.delete(service, file, location),
+            (ToAgent::Delete { .. }, None) => return Err(Error::protocol("an order before the welcome")),
             (ToAgent::Unknown, _) => {}
         }
         Ok(())
@@ -401,7 +403,7 @@ impl Connected {
         Some(sent)
     }
 
-    /// Sends the ends that were not sent on this connection.
+    /// Sends the ends that were not sent on this connection, and the outcomes of deletions.
     async fn send_ends(&mut self, transfers: &Transfers) -> Result<(), Error> {
         if self.service.is_none() {
             return Ok(());
@@ -410,6 +412,9 @@ impl Connected {
             if self.sent.insert(key) {
                 self.send(&ended).await?;
             }
+        }
+        for deleted in transfers.take_deleted() {
+            self.send(&deleted).await?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! temporary files also after their transfer has ended.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use sterna_net::agent::{Commission, WebServers};
@@ -15,7 +16,7 @@ use tokio::sync::Notify;
 
 use crate::credentials::Secret;
 use crate::job::{Moved, Task};
-use crate::web::{AddressRules, ConnectRules, Web};
+use crate::web::{AddressRules, ConnectRules, Progress, Web};
 use crate::worker::{Order, Other};
 
 /// Addresses of the hosts that the operator allows: those of this host and of private networks too, as when the agent
@@ -64,7 +65,8 @@ impl Background {
 }
 
 impl Storages {
-    /// Writes the file of an order to a web storage. Waits for the end. `hosts`: those that the operator allows;
+    /// Writes the file of an order to a web storage. Waits for the end. Returns the bytes and limits, also of a failed
+    /// write. `hosts`: those that the operator allows;
     /// `report` gets the bytes that have moved.
     ///
     /// Errors: `Cancelled`; those of the file and of the storage.
@@ -76,16 +78,20 @@ impl Storages {
         commission: &Commission,
         cancel: &Cancel,
         report: impl Fn(u64) + Send + Sync + 'static,
-    ) -> Result<Moved, Error> {
+    ) -> (Moved, Result<(), Error>) {
+        let progress = Progress::new(report);
         let file = commission.open_source(cancel).map(Arc::new);
         let outcome = file.as_ref().map_err(Error::clone).and_then(|file| {
             let started = self.client(service, hosts)?;
             let task = task_of(order, task);
-            let put = started.web.put(&task, Arc::clone(file), report);
+            let put = started.web.put(&task, Arc::clone(file), &progress);
             started.runtime.wait(until_cancelled(put, cancel, &task))
         });
         commission.log_end(file.as_deref().ok(), outcome.as_ref().err());
-        outcome
+        match outcome {
+            Ok(moved) => (moved, Ok(())),
+            Err(error) => (progress.moved(Instant::now()), Err(error)),
+        }
     }
 
     /// Returns the client for a service. Names of temporary files have the key of the service: another agent that

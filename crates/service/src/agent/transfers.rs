@@ -22,11 +22,11 @@ use sterna_proto::session::{ActiveEnd, Overwrite, PassiveAgent, SignedGrant, Tar
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, FileDigests, Location, Phase, Retry, Scope};
 use tokio::sync::Notify;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::put::Storages;
 use crate::checksum;
-use crate::job::{ChecksumPolicy, Failure, Moved, OverwritePolicy, PathFacts, Task};
+use crate::job::{ChecksumPolicy, Failure, Moved, OverwritePolicy, PathFacts, Placed, Task};
 use crate::worker::{End, FromAgent, Key, Order, Other, from_base64};
 
 /// Name of this way of moving files, in replies.
@@ -53,15 +53,9 @@ struct Running {
 struct State {
     running: BTreeMap<Key, Running>,
     /// Ends that the service has not recorded.
-    ended: BTreeMap<Key, Ended>,
-}
-
-/// End of a transfer.
-struct Ended {
-    /// Report.
-    report: FromAgent,
-    /// Source that is deleted when the service has accepted the end: until then, it may start the transfer again.
-    deletes: Deletes,
+    ended: BTreeMap<Key, FromAgent>,
+    /// Outcomes of deletions that were not sent. The service asks again for one that gets lost.
+    deleted: Vec<FromAgent>,
 }
 
 /// Transfers of this agent.
@@ -69,7 +63,7 @@ pub(super) struct Transfers {
     agent: Arc<Agent>,
     storages: Storages,
     state: Mutex<State>,
-    /// Notified when a transfer has ended.
+    /// Notified when a transfer or a deletion has ended.
     ended: Notify,
     /// The same, for a thread that waits for all.
     idle: Condvar,
@@ -100,7 +94,7 @@ impl Transfers {
         &self.agent
     }
 
-    /// Waits until a transfer ends.
+    /// Waits until a transfer or a deletion ends.
     pub(super) async fn wait_for_end(&self) {
         self.ended.notified().await;
     }
@@ -114,7 +108,7 @@ impl Transfers {
 
     /// Returns the ends that the service has not recorded.
     pub(super) fn ends(&self) -> Vec<(Key, FromAgent)> {
-        self.state.lock().ended.iter().map(|(key, ended)| (*key, ended.report.clone())).collect()
+        self.state.lock().ended.iter().map(|(key, ended)| (*key, ended.clone())).collect()
     }
 
     /// Returns the bytes of transfers that have changed since the last call.
@@ -129,20 +123,36 @@ impl Transfers {
             .collect()
     }
 
-    /// Forgets an end that the service has recorded. Deletes the source of a file that has arrived, if it is a copy
-    /// between hops.
-    pub(super) fn handle_recorded(&self, key: Key, is_accepted: bool) {
-        let ended = self.state.lock().ended.remove(&key);
-        let Some((commission, number)) = ended.and_then(|ended| ended.deletes).filter(|_| is_accepted) else { return };
+    /// Forgets an end that the service has recorded.
+    pub(super) fn handle_recorded(&self, key: Key) {
+        self.state.lock().ended.remove(&key);
+    }
+
+    /// Returns the outcomes of deletions since the last call.
+    pub(super) fn take_deleted(&self) -> Vec<FromAgent> {
+        std::mem::take(&mut self.state.lock().deleted)
+    }
+
+    /// Deletes a file for a service, in a thread.
+    pub(super) fn delete(self: &Arc<Self>, service: Service, file: u64, location: String) {
+        let transfers = Arc::clone(self);
         let delete = move || {
-            if let Err(error) = commission.delete_source(number) {
-                // The file has arrived; the copy in between only takes room.
-                warn!("delete the copy between two hops: {}", error.chain());
+            let outcome = remote(&location).and_then(|at| transfers.agent.delete_for(&service.key, at.path));
+            match &outcome {
+                Ok(()) => info!("{location}, a copy between two hops, is deleted"),
+                Err(error) => warn!("delete {location}, a copy between two hops: {}", error.chain()),
             }
+            transfers.end_deletion(file, outcome.err());
         };
         if let Err(e) = thread::Builder::new().name("delete".to_owned()).spawn(delete) {
-            warn!("start a thread that deletes the copy between two hops: {e}");
+            self.end_deletion(file, Some(no_thread("start a thread that deletes a file", e)));
         }
+    }
+
+    fn end_deletion(&self, file: u64, error: Option<Error>) {
+        let failure = error.as_ref().map(Failure::from);
+        self.state.lock().deleted.push(FromAgent::Deleted { file, failure });
+        self.ended.notify_one();
     }
 
     /// Stops a transfer, and those that share its session. Their ends are reported.
@@ -189,27 +199,23 @@ impl Transfers {
         let transfers = Arc::clone(self);
         let run = move || {
             if let Err(error) = transfers.run(service, &order, &cancel) {
-                order.tasks.iter().for_each(|task| transfers.end(Key::of(task), Err(error.clone())));
+                order.tasks.iter().for_each(|task| transfers.end(Key::of(task), Moved::default(), Some(&error)));
             }
         };
         if let Err(e) = thread::Builder::new().name("transfer".to_owned()).spawn(run) {
-            let text = "start a thread for the transfer";
-            let error = Error::new(ErrorKind::Limit, Scope::Service, Phase::Prepare, text);
-            let error = error.retry(Retry::After).caused_by(e);
-            keys.into_iter().for_each(|key| self.end(key, Err(error.clone())));
+            let error = no_thread("start a thread for the transfer", e);
+            keys.into_iter().for_each(|key| self.end(key, Moved::default(), Some(&error)));
         }
     }
 
-    /// Records the end of a transfer. One that has ended before keeps its end.
-    fn end(&self, key: Key, outcome: Result<(Moved, Deletes), Error>) {
-        let (moved, failure, deletes) = match outcome {
-            Ok((moved, deletes)) => (moved, None, deletes),
-            Err(error) => (Moved::default(), Some(Failure::from(&error)), None),
-        };
+    /// Records the end of a transfer. One that has ended before keeps its end. A failed one has the bytes that were
+    /// shown as its progress.
+    fn end(&self, key: Key, moved: Moved, error: Option<&Error>) {
         let mut state = self.state.lock();
-        if state.running.remove(&key).is_some_and(|running| !running.is_dropped) {
-            let report = FromAgent::Ended { key, moved, failure };
-            state.ended.insert(key, Ended { report, deletes });
+        if let Some(running) = state.running.remove(&key).filter(|running| !running.is_dropped) {
+            let bytes = if error.is_some() { moved.bytes.max(running.bytes.0) } else { moved.bytes };
+            let (moved, failure) = (Moved { bytes, ..moved }, error.map(Failure::from));
+            state.ended.insert(key, FromAgent::Ended { key, moved, failure });
         }
         drop(state);
         self.ended.notify_one();
@@ -229,14 +235,14 @@ impl Transfers {
         service: Service,
         order: &Order,
         task: &Task,
-        commission: Arc<Commission>,
+        commission: Commission,
         cancel: &Cancel,
     ) -> Result<(), Error> {
         let (transfers, shown) = (Arc::clone(self), order.clone());
         let report = move |bytes| transfers.show(&shown, bytes);
         let to = (service.key, self.agent.web_servers());
-        let moved = self.storages.put(to, order, task, &commission, cancel, report)?;
-        self.end(Key::of(task), Ok((moved, task.deletes_source.then_some((commission, 0)))));
+        let (moved, outcome) = self.storages.put(to, order, task, &commission, cancel, report);
+        self.end(Key::of(task), moved, outcome.as_ref().err());
         Ok(())
     }
 
@@ -244,7 +250,7 @@ impl Transfers {
     fn run(self: &Arc<Self>, service: Service, order: &Order, cancel: &Cancel) -> Result<(), Error> {
         let Some(first) = order.tasks.first() else { return Ok(()) };
         let spec = CommissionSpec { service: service.key, from: service.address, work: work_of(order)? };
-        let commission = Arc::new(self.agent.commission(spec)?);
+        let commission = self.agent.commission(spec)?;
         if matches!(order.other, Other::Web { .. }) && order.end == End::Source {
             return self.put(service, order, first, commission, cancel);
         }
@@ -260,7 +266,9 @@ impl Transfers {
                 cancel.cancel();
             }
         };
-        let mut ending = Ending { order, commission: &commission, last: Duration::ZERO, held: None, exist: Vec::new() };
+        let placed = placed(&commission, first, cancel);
+        let mut ending =
+            Ending { order, commission: &commission, placed, last: Duration::ZERO, held: None, exist: Vec::new() };
         let outcome = commission.run(cancel, PROGRESS_EVERY, report, |end| {
             let took = ending.took(started.elapsed());
             measured.lock().ended += end.outcome.as_ref().map_or(0, |(bytes, _)| *bytes);
@@ -274,7 +282,8 @@ impl Transfers {
                 self.end_file(&mut ending, end, took, (&measured.limits, None));
             }
         });
-        if let Ok(summary) = &outcome {
+        let summary = outcome.as_ref().map_or_else(|failure| failure.summary.as_deref(), Some);
+        if let Some(summary) = summary {
             measured.lock().limits = shares_of(&summary.limits.total);
         }
         if let Some((end, took)) = ending.held.take() {
@@ -295,27 +304,27 @@ impl Transfers {
         (limits, path): (&[(String, f64)], Option<PathFacts>),
     ) {
         let Some(task) = ending.order.tasks.get(end.number) else { return };
-        let outcome = match end.outcome {
+        let mut moved = Moved {
+            time_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            by: Some(BY_AGENTS.to_owned()),
+            limits: limits.to_vec(),
+            path,
+            ..Moved::default()
+        };
+        match end.outcome {
             // An earlier start may have published it before its worker or the service ended.
             Err(error) if error.kind == ErrorKind::Exists && task.is_repeated() => {
                 ending.exist.push((end.number, error));
-                return;
             }
-            Err(error) => Err(error),
+            Err(error) => self.end(Key::of(task), moved, Some(&error)),
             Ok((bytes, digests)) => {
-                let moved = Moved {
-                    bytes,
-                    size: Some(bytes),
-                    time_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-                    checksum: digests.and_then(|digests| checksum_of(task, &digests)),
-                    by: Some(BY_AGENTS.to_owned()),
-                    limits: limits.to_vec(),
-                    path,
-                };
-                Ok((moved, ending.deletes(end.number)))
+                (moved.bytes, moved.size) = (bytes, Some(bytes));
+                // Without digests no byte was needed: the file was there.
+                moved.placed = Some(if digests.is_some() { ending.placed } else { Placed::Found });
+                moved.checksum = digests.and_then(|digests| checksum_of(task, &digests));
+                self.end(Key::of(task), moved, None);
             }
-        };
-        self.end(Key::of(task), outcome);
+        }
     }
 
     /// Records the ends of files that existed and that an earlier start may have published. They have arrived, if both
@@ -325,21 +334,28 @@ impl Transfers {
         let same = if numbers.is_empty() { Ok(Vec::new()) } else { ending.commission.are_same(&numbers, cancel) };
         for (at, (number, exists)) in ending.exist.iter().enumerate() {
             let Some(task) = ending.order.tasks.get(*number) else { continue };
-            let outcome = match &same {
-                Err(error) => Err(error.clone()),
-                Ok(same) if same.get(at) == Some(&true) => {
-                    let moved = Moved { by: Some(BY_AGENTS.to_owned()), ..Moved::default() };
-                    Ok((moved, ending.deletes(*number)))
-                }
-                Ok(_) => Err(exists.clone()),
-            };
-            self.end(Key::of(task), outcome);
+            let moved = Moved { by: Some(BY_AGENTS.to_owned()), placed: Some(Placed::Found), ..Moved::default() };
+            match &same {
+                Err(error) => self.end(Key::of(task), Moved::default(), Some(error)),
+                Ok(same) if same.get(at) == Some(&true) => self.end(Key::of(task), moved, None),
+                Ok(_) => self.end(Key::of(task), Moved::default(), Some(exists)),
+            }
         }
     }
 }
 
-/// Copy, and the number of its file whose source is to be deleted.
-type Deletes = Option<(Arc<Commission>, usize)>;
+/// Returns how a file that arrives gets to its destination. Looks there only if the service needs that.
+fn placed(commission: &Commission, task: &Task, cancel: &Cancel) -> Placed {
+    match overwrite_of(task) {
+        // A file that appears meanwhile makes the transfer fail.
+        Overwrite::Never => Placed::New,
+        _ if !task.notes_replaced => Placed::Replaced,
+        _ => match commission.has_destination(0, cancel) {
+            Ok(false) => Placed::New,
+            Ok(true) | Err(_) => Placed::Replaced,
+        },
+    }
+}
 
 /// Measurements of a session.
 #[derive(Default)]
@@ -361,7 +377,9 @@ impl Measured {
 /// Ends of the files of a session.
 struct Ending<'a> {
     order: &'a Order,
-    commission: &'a Arc<Commission>,
+    commission: &'a Commission,
+    /// State of the destination before, for a file that arrives.
+    placed: Placed,
     /// Time of the last end, since the start.
     last: Duration,
     /// Last end, with its time, that is not recorded yet.
@@ -375,11 +393,10 @@ impl Ending<'_> {
     fn took(&mut self, now: Duration) -> Duration {
         now.saturating_sub(std::mem::replace(&mut self.last, now))
     }
+}
 
-    fn deletes(&self, number: usize) -> Deletes {
-        let task = self.order.tasks.get(number)?;
-        task.deletes_source.then(|| (Arc::clone(self.commission), number))
-    }
+fn no_thread(text: &str, e: std::io::Error) -> Error {
+    Error::new(ErrorKind::Limit, Scope::Service, Phase::Prepare, text).retry(Retry::After).caused_by(e)
 }
 
 /// Returns the error of an attempt that took too long.
@@ -402,12 +419,7 @@ fn checksum_of(task: &Task, digests: &FileDigests) -> Option<String> {
 /// Returns the copy that an order describes. Errors: `Usage`, `Protocol`.
 fn work_of(order: &Order) -> Result<Work, Error> {
     let first = order.tasks.first().ok_or_else(|| Error::protocol("an order without a transfer"))?;
-    let overwrite = match first.options.overwrite {
-        OverwritePolicy::Never => Overwrite::Never,
-        OverwritePolicy::Always => Overwrite::Always,
-        OverwritePolicy::OnRetry if first.attempt > 1 => Overwrite::Always,
-        OverwritePolicy::OnRetry => Overwrite::Never,
-    };
+    let overwrite = overwrite_of(first);
     match &order.other {
         Other::Agent { address, key, grant } => with_agent(order, (address, key, grant), overwrite),
         Other::Web { .. } if order.tasks.len() > 1 => {
@@ -425,6 +437,15 @@ fn work_of(order: &Order) -> Result<Work, Error> {
             let source = remote(&first.source)?.path;
             Ok(Work::ToWeb { source, destination: WebLocation::parse(&http(&first.destination))? })
         }
+    }
+}
+
+fn overwrite_of(task: &Task) -> Overwrite {
+    match task.options.overwrite {
+        OverwritePolicy::Never => Overwrite::Never,
+        OverwritePolicy::Always => Overwrite::Always,
+        OverwritePolicy::OnRetry if task.attempt > 1 => Overwrite::Always,
+        OverwritePolicy::OnRetry => Overwrite::Never,
     }
 }
 

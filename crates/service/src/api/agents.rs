@@ -13,6 +13,7 @@ use axum::{Extension, Router};
 use sterna_net::identity::Fingerprint;
 use sterna_proto::location::HostPort;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_sched::queue::FileNumber;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
@@ -153,6 +154,10 @@ fn report_in(message: &Message) -> Result<Option<Report>, Error> {
         FromAgent::Listed { listing, failure } => {
             let outcome = failure.map_or(Ok(()), |failure| Err(failure.to_error()));
             Ok(Some(Report::Listing { id: listing, batch: Batch::Ended(outcome) }))
+        }
+        FromAgent::Deleted { file, failure } => {
+            let failure = failure.map(|failure| failure.to_error());
+            Ok(Some(Report::Deleted { file: FileNumber(file), failure }))
         }
         FromAgent::Hello(_) => Err(Error::protocol("a second hello")),
         FromAgent::Unknown => Ok(None),

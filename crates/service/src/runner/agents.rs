@@ -113,7 +113,6 @@ impl Runner {
         };
         let access = match end {
             End::Source => GrantedAccess::Write,
-            End::Destination if tasks.iter().any(|task| task.deletes_source) => GrantedAccess::ReadDelete,
             End::Destination => GrantedAccess::Read,
         };
         let path = |task: &Task| {

@@ -26,16 +26,19 @@ use crate::job::{Failure, File, Job, JobOptions, Moved, Task};
 use crate::paths::PathEnds;
 use crate::service::{Order, Reserves, Running, Service, link_of, name_of, now};
 use crate::settings::Applied;
-use crate::store::{Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, Outcome, Store};
+use crate::store::{Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, LateEnd, Outcome, Store};
 use crate::web::Web;
 use crate::worker::{AgentReports, Agents, Embedded, Key, Report, Reports, ToAgent, agent_of};
 
 mod agents;
+mod cleanup;
+mod deletions;
 mod ended;
 mod listings;
 mod placement;
 mod stuck;
 
+use cleanup::Deletions;
 use ended::ListingEnded;
 use placement::{Placement, path_of};
 
@@ -85,6 +88,7 @@ pub struct Runner {
     identity: Identity,
     /// Endpoints with obstacles, whose files can leave them.
     stuck: Stuck,
+    deletions: Deletions,
     /// Settings at the last turn.
     applied: Arc<Applied>,
     /// Paths whose measurements have changed since they were stored.
@@ -135,6 +139,7 @@ impl Runner {
             agents: Agents::default(),
             identity,
             stuck: Stuck::new(patience),
+            deletions: Deletions::default(),
             applied: Arc::default(),
             changed_paths: BTreeSet::new(),
             read: FileNumber(0),
@@ -420,8 +425,7 @@ impl Runner {
             file: file.number.0,
             start: file.starts,
             attempt: file.failures + 1,
-            // The first hop has the source of the user.
-            deletes_source: options.deletes_between && file.new.entry > 0,
+            notes_replaced: options.deletes_between,
             source: file.new.source.clone(),
             destination: file.new.destination.clone(),
             size: file.new.size,
@@ -518,25 +522,30 @@ impl Runner {
 
     /// Handles reports, in their order.
     async fn handle_reports(&mut self, reports: Vec<(Arc<str>, Report)>) {
-        let (mut ended, mut lost) = (Vec::new(), Vec::new());
+        let (mut ended, mut lost, mut late, mut deleted) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (worker, report) in reports {
             match report {
                 Report::Progress(transfers) => self.handle_progress(&worker, transfers),
                 Report::Ended { key, moved, failure } => match self.take_running(&worker, key) {
                     Some(running) if running.goes_again(failure.as_ref()) => {
-                        self.agents.send(&worker, ToAgent::Recorded { key, is_accepted: false });
+                        self.agents.send(&worker, ToAgent::Recorded { key });
                         // It counts no more.
                         lost.push(Running { assignment: None, ..running });
                     }
                     Some(running) => ended.push(Ended { key, running, moved, failure }),
-                    // It was given to another worker, or ended long ago.
-                    None => self.agents.send(&worker, ToAgent::Recorded { key, is_accepted: false }),
+                    // It was cancelled before a restart of the service, or given to another worker, or ended long ago.
+                    None => late.push((worker, key, moved)),
                 },
                 Report::Connected(connection) => {
                     self.handle_lister_lost(&worker);
                     lost.extend(self.handle_connected(&worker, *connection));
                 }
                 Report::Listing { id, batch } => self.handle_batch(&worker, id, batch),
+                Report::Deleted { file, failure } if self.deletions.is_at(file, &worker) => {
+                    deleted.push((file, failure))
+                }
+                // It was given up, or belongs to the service before a restart: then it is tried again.
+                Report::Deleted { .. } => {}
                 Report::Disconnected(connection) => {
                     if self.agents.handle_disconnected(&worker, connection, Instant::now()) {
                         self.handle_lister_lost(&worker);
@@ -545,8 +554,9 @@ impl Runner {
                 }
             }
         }
-        self.record(ended).await;
+        self.record(ended, late).await;
         self.reclaim(lost).await;
+        self.handle_deleted(deleted).await;
     }
 
     fn handle_progress(&self, worker: &Arc<str>, transfers: Vec<(Key, u64)>) {
@@ -568,8 +578,8 @@ impl Runner {
         Some(running)
     }
 
-    /// Records the ends of transfers.
-    async fn record(&mut self, ended: Vec<Ended>) {
+    /// Records the ends of transfers. `late`: of those that are not under way any more.
+    async fn record(&mut self, ended: Vec<Ended>, mut late: Vec<(Arc<str>, Key, Moved)>) {
         let (mut changes, mut placed) = (Vec::with_capacity(ended.len()), Placed::default());
         for Ended { running, moved, failure, .. } in &ended {
             let (what, decision) = match failure {
@@ -581,18 +591,41 @@ impl Runner {
         }
         let changed = self.change(changes).await;
         for (Ended { key, running, moved, failure }, changed) in ended.iter().zip(changed) {
-            let is_accepted = failure.is_none() && matches!(changed, Changed::Done { .. });
-            self.agents.send(&running.worker, ToAgent::Recorded { key: *key, is_accepted });
             self.handle_end(running, moved, failure.as_ref());
-            if let Changed::Done { file, waiting, job } = changed {
-                if let Some(state) = job.filter(|state| state.is_final()) {
-                    info!("job {}: {}", file.job, state.name());
+            match changed {
+                Changed::Done { file, waiting, job } => {
+                    self.agents.send(&running.worker, ToAgent::Recorded { key: *key });
+                    if let Some(state) = job.filter(|state| state.is_final()) {
+                        info!("job {}: {}", file.job, state.name());
+                    }
+                    self.queue(&waiting);
+                    if file.state == FileState::Waiting {
+                        self.queue(std::slice::from_ref(&file));
+                    }
                 }
-                self.queue(&waiting);
-                if file.state == FileState::Waiting {
-                    self.queue(std::slice::from_ref(&file));
-                }
+                // It was cancelled.
+                Changed::Conflict => late.push((Arc::clone(&running.worker), *key, moved.clone())),
             }
+        }
+        self.record_late(late).await;
+    }
+
+    /// Records the ends of transfers whose files were cancelled before.
+    async fn record_late(&self, late: Vec<(Arc<str>, Key, Moved)>) {
+        if late.is_empty() {
+            return;
+        }
+        let of = |(worker, key, moved): &(Arc<str>, Key, Moved)| LateEnd {
+            file: key.number(),
+            start: key.start,
+            worker: worker.to_string(),
+            moved: moved.clone(),
+            at: now(),
+        };
+        let ends: Vec<LateEnd> = late.iter().map(of).collect();
+        self.insist("record ends of cancelled files", async || self.store().end_late(ends.clone()).await).await;
+        for (worker, key, _) in late {
+            self.agents.send(&worker, ToAgent::Recorded { key });
         }
     }
 
@@ -674,6 +707,7 @@ impl Runner {
         self.expire().await;
         self.replace_stuck().await;
         self.are_listings_due = true;
+        self.delete_copies().await;
     }
 
     /// Moves jobs that ended long ago to the archive. Fails files that have waited longer than their jobs allow.

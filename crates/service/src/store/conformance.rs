@@ -1,6 +1,7 @@
 //! Tests that every store passes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
@@ -11,11 +12,11 @@ use sterna_seeded::{Seeded, for_seeds};
 use uuid::Uuid;
 
 use super::{
-    Added, Audit, Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, Outcome, PrefixChange,
-    PrefixFilter, SqliteStore, Store, Submitted,
+    Added, Audit, Change, Changed, Decision, DecisionKind, DeletionStep, Event, FileFilter, JobFilter, LateEnd,
+    Outcome, PrefixChange, PrefixFilter, SqliteStore, Store, Submitted,
 };
 use crate::credentials::{Credentials, Proxy, Secret};
-use crate::job::{Extent, Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner, Prefix};
+use crate::job::{Cleanup, Extent, Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner, Placed, Prefix};
 
 const NOW: UnixTime = UnixTime(1_800_000_000_000);
 
@@ -625,6 +626,112 @@ async fn a_cancelled_job_ends_all_that_has_not_ended() {
     assert!(matches!(change(store, &files[1], FileState::Active, finishes()).await, Changed::Conflict), "too late");
     assert_eq!(store.cancel(Uuid::from_u128(1), String::new(), NOW).await.unwrap(), None);
     assert_eq!(store.cancel(Uuid::from_u128(9), String::new(), NOW).await.unwrap(), None);
+}
+
+/// Returns the files with a deletion that is due some time after now.
+async fn due(store: &dyn Store, after: Duration) -> Vec<FileNumber> {
+    store.deletions(NOW + after, 100).await.unwrap().into_iter().map(|deletion| deletion.file).collect()
+}
+
+async fn step(store: &dyn Store, file: FileNumber, step: DeletionStep) {
+    store.step_deletions(vec![(file, step)]).await.unwrap();
+}
+
+/// Submits a job of three hops whose copies are to be deleted, each with a token for its destination.
+async fn submit_hops(store: &dyn Store, id: u128) -> Vec<File> {
+    let options = JobOptions { deletes_between: true, ..JobOptions::default() };
+    let hops = NewJob { kind: JobKind::Hops, options, idempotency_key: None, ..job(id) };
+    let token = |entry: u64| Credentials { destination: Secret::new(&format!("t-{entry}")), ..Credentials::default() };
+    let hop = |entry| NewFile { credentials: token(entry), ..file(entry, entry > 0) };
+    store.submit(hops, (0..3).map(hop).collect(), true).await.unwrap();
+    files_of(store, id).await
+}
+
+async fn arrives(store: &dyn Store, file: &File) {
+    change(store, file, FileState::Waiting, starts()).await;
+    change(store, file, FileState::Active, finishes()).await;
+}
+
+#[tokio::test]
+async fn copies_between_hops_are_deleted_when_nobody_reads_them() {
+    let opened = open().await;
+    let store = &*opened.store;
+    let files = submit_hops(store, 1).await;
+    let numbers: Vec<FileNumber> = files.iter().map(|file| file.number).collect();
+    let with_token = async || {
+        let found = store.credentials(numbers.clone()).await.unwrap();
+        numbers.iter().map(|number| found.contains_key(number)).collect::<Vec<bool>>()
+    };
+    arrives(store, &files[0]).await;
+    assert!(due(store, Duration::ZERO).await.is_empty(), "the next hop reads it");
+    arrives(store, &files[1]).await;
+    assert_eq!(due(store, Duration::ZERO).await, numbers[..1]);
+    step(store, numbers[0], DeletionStep::Again { not_before: NOW + Duration::from_secs(30) }).await;
+    assert!(due(store, Duration::from_secs(29)).await.is_empty());
+    assert_eq!(with_token().await, [true; 3]);
+    let failure_of_last = Event::Fails { failure: failure(), moved: Moved::default(), successor: None };
+    change(store, &files[2], FileState::Waiting, starts()).await;
+    change(store, &files[2], FileState::Active, failure_of_last).await;
+    assert_eq!(with_token().await, [true, true, false], "those that the deletions need");
+    // A restart forgets nothing, and the archive waits.
+    let again = SqliteStore::open(&opened.directory.path().join("sterna.db")).await.unwrap();
+    let later = again.deletions(NOW + Duration::from_secs(30), 100).await.unwrap();
+    let attempts: Vec<_> = later.iter().map(|one| (one.file, one.attempts)).collect();
+    assert_eq!(attempts, [(numbers[1], 0), (numbers[0], 1)]);
+    assert_eq!(store.archive(NOW + Duration::from_secs(1), 10).await.unwrap(), 0);
+    step(store, numbers[0], DeletionStep::Ends { cleanup: Some(Cleanup::Deleted) }).await;
+    assert_eq!(with_token().await, [false, true, false]);
+    let given_up = Cleanup::GivenUp { attempts: 3, failure: failure() };
+    step(store, numbers[1], DeletionStep::Ends { cleanup: Some(given_up.clone()) }).await;
+    assert_eq!(with_token().await, [false; 3]);
+    assert_eq!(store.archive(NOW + Duration::from_secs(1), 10).await.unwrap(), 1);
+    let (_, archived) = store.archived(Uuid::from_u128(1)).await.unwrap().unwrap();
+    let ends: Vec<_> = archived.into_iter().map(|file| file.cleanup).collect();
+    assert_eq!(ends, [Some(Cleanup::Deleted), Some(given_up), None]);
+    // A job that keeps its copies.
+    store.submit(NewJob { kind: JobKind::Hops, ..job(2) }, vec![file(0, false), file(1, true)], true).await.unwrap();
+    arrives(store, &files_of(store, 2).await[0]).await;
+    store.cancel(Uuid::from_u128(2), "why".to_owned(), NOW).await.unwrap();
+    assert!(due(store, Duration::from_secs(3600)).await.is_empty());
+}
+
+/// The worker of a cancelled hop may have written the copy before it heard of the cancellation.
+#[tokio::test]
+async fn the_copy_of_a_cancelled_hop_is_deleted_when_its_end_is_known() {
+    let opened = open().await;
+    let store = &*opened.store;
+    let files = submit_hops(store, 1).await;
+    let first = files[0].number;
+    change(store, &files[0], FileState::Waiting, starts()).await;
+    store.cancel(Uuid::from_u128(1), "why".to_owned(), NOW).await.unwrap();
+    assert!(due(store, Duration::from_secs(60)).await.is_empty());
+    assert_eq!(due(store, Duration::from_secs(120)).await, [first], "nothing was reported");
+    let moved = Moved { bytes: 7, placed: Some(Placed::New), ..Moved::default() };
+    let late = |start, worker: &str| {
+        vec![LateEnd { file: first, start, worker: worker.to_owned(), moved: moved.clone(), at: NOW }]
+    };
+    store.end_late([late(2, "w"), late(1, "another")].concat()).await.unwrap();
+    assert!(due(store, Duration::ZERO).await.is_empty(), "another start, and another worker");
+    store.end_late(late(1, "w")).await.unwrap();
+    assert_eq!(due(store, Duration::ZERO).await, [first]);
+    assert_eq!(files_of(store, 1).await[0].moved, moved);
+    // It is reported again after the deletion.
+    step(store, first, DeletionStep::Ends { cleanup: Some(Cleanup::Deleted) }).await;
+    store.end_late(late(1, "w")).await.unwrap();
+    assert!(due(store, Duration::from_secs(3600)).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_failed_attempt_keeps_its_bytes_and_limits() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), vec![file(0, false)], true).await.unwrap();
+    let file = files_of(store, 1).await.remove(0);
+    let moved = Moved { bytes: 3, limits: vec![("silence".to_owned(), 1.0)], ..Moved::default() };
+    change(store, &file, FileState::Waiting, starts()).await;
+    let retries = Event::Retries { failure: Some(failure()), moved: moved.clone(), not_before: NOW };
+    change(store, &file, FileState::Active, retries).await;
+    assert_eq!(store.attempts(file.number).await.unwrap()[0].moved, moved);
 }
 
 #[tokio::test]

@@ -49,6 +49,15 @@ pub(super) async fn delete(connection: &mut SqliteConnection, job: &str) -> Resu
     sqlx::query("DELETE FROM credentials WHERE job = ?").bind(job).execute(connection).await.map(drop)
 }
 
+/// Deletes the credentials of a job that has ended, except those that its deletions need.
+pub(super) async fn delete_unneeded(connection: &mut SqliteConnection, job: &str) -> Result<(), sqlx::Error> {
+    let unneeded = sqlx::query(
+        "DELETE FROM credentials WHERE job = ?1 AND number NOT IN (SELECT files.credentials FROM files \
+         JOIN deletions ON deletions.file = files.number WHERE deletions.job = ?1 AND files.credentials IS NOT NULL)",
+    );
+    unneeded.bind(job).execute(connection).await.map(drop)
+}
+
 /// Stores a proxy instead of an earlier one of the same credential, and deletes those that have expired at `now`, in
 /// seconds since 1970.
 pub(super) async fn set_proxy(connection: &mut SqliteConnection, proxy: &Proxy, now: i64) -> Result<(), sqlx::Error> {

@@ -14,12 +14,14 @@ use sterna_sched::time::UnixTime;
 use uuid::Uuid;
 
 use crate::credentials::{Credentials, Proxy};
-use crate::job::{Failure, File, Job, Moved, NewFile, NewJob, Prefix};
+use crate::job::{Cleanup, Failure, File, Job, Moved, NewFile, NewJob, Prefix};
 
+mod archive;
 #[cfg(test)]
 mod conformance;
 mod credentials;
 mod decisions;
+mod deletions;
 mod prefixes;
 mod row;
 mod sqlite;
@@ -323,6 +325,54 @@ pub struct Attempt {
     pub worker: Option<String>,
     /// Failure.
     pub failure: Failure,
+    /// Bytes and limits until then.
+    pub moved: Moved,
+}
+
+/// Copy between the hops of a job that is to be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deletion {
+    /// Hop that has written the copy, as its destination.
+    pub file: FileNumber,
+    /// Job.
+    pub job: Uuid,
+    /// Number of attempts that have failed.
+    pub attempts: u32,
+}
+
+/// Step of a copy that is to be deleted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DeletionStep {
+    /// The attempt has failed, and another one follows.
+    Again {
+        /// Earliest time.
+        not_before: UnixTime,
+    },
+    /// It is looked at later. That is no failed attempt.
+    Waits {
+        /// Earliest time.
+        not_before: UnixTime,
+    },
+    /// It is over.
+    Ends {
+        /// Outcome, for the record of the file; `None`: there was no copy.
+        cleanup: Option<Cleanup>,
+    },
+}
+
+/// End of a transfer whose file was cancelled before.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LateEnd {
+    /// File.
+    pub file: FileNumber,
+    /// Number of the start.
+    pub start: u32,
+    /// Worker.
+    pub worker: String,
+    /// Bytes and limits.
+    pub moved: Moved,
+    /// Time.
+    pub at: UnixTime,
 }
 
 /// Outcome of an attempt, for the statistics of its link.
@@ -415,7 +465,7 @@ pub trait Store: Send + Sync {
     fn files(&self, filter: FileFilter) -> Stored<'_, Vec<File>>;
 
     /// Returns the credentials of files for their storages, of those that have some. They are deleted when the job of a
-    /// file ends.
+    /// file ends, except those that a deletion needs: they are deleted with it.
     fn credentials(&self, files: Vec<FileNumber>) -> Stored<'_, BTreeMap<FileNumber, Credentials>>;
 
     /// Returns prefixes of complete jobs whose listing has not ended, by number.
@@ -452,6 +502,16 @@ pub trait Store: Send + Sync {
     /// Cost: grows with `limit` only.
     fn replaceable(&self, source_endpoint: &str, after: FileNumber, limit: u32) -> Stored<'_, Vec<File>>;
 
+    /// Records ends of transfers whose files were cancelled before. A start that is not the last one of its file, and a
+    /// report of another worker, change nothing.
+    fn end_late(&self, ends: Vec<LateEnd>) -> Stored<'_, ()>;
+
+    /// Returns the deletions of copies between hops that are due, those that wait for the longest time first.
+    fn deletions(&self, now: UnixTime, limit: u32) -> Stored<'_, Vec<Deletion>>;
+
+    /// Records steps of copies that are to be deleted.
+    fn step_deletions(&self, steps: Vec<(FileNumber, DeletionStep)>) -> Stored<'_, ()>;
+
     /// Returns the outcomes of attempts that ended after a time, in order of time: the latest `limit`. Those of
     /// archived jobs, and of files that were cancelled, are not among them.
     fn outcomes(&self, after: UnixTime, limit: u32) -> Stored<'_, Vec<Outcome>>;
@@ -471,7 +531,8 @@ pub trait Store: Send + Sync {
     /// Returns the audit log, the latest first.
     fn audit(&self, limit: u32) -> Stored<'_, Vec<Audit>>;
 
-    /// Moves jobs that ended before a time to the archive. Returns their number.
+    /// Moves jobs that ended before a time to the archive, except those with a copy that is to be deleted. Returns the
+    /// number of jobs.
     fn archive(&self, before: UnixTime, limit: u32) -> Stored<'_, u64>;
 
     /// Returns an archived job with its files.

@@ -37,7 +37,7 @@ pub(super) const JOB_COLUMNS: &str = "id, kind, state, reason, credential, owner
 
 pub(super) const FILE_COLUMNS: &str = "number, job, entry, state, vo, priority, submitted, source, destination, source_endpoint, \
      destination_endpoint, activity, strategy, size, checksum, is_reserved, shares_session, deadline, metadata, fts, started, finished, \
-     not_before, starts, failures, worker, rationale, failure, moved";
+     not_before, starts, failures, worker, rationale, failure, moved, cleanup";
 
 pub(super) fn kind_name(kind: JobKind) -> &'static str {
     match kind {
@@ -155,5 +155,6 @@ pub(super) fn file_of(row: &SqliteRow) -> Result<File, sqlx::Error> {
         rationale: row.try_get("rationale")?,
         failure: optional_json(row, "failure")?,
         moved: optional_json(row, "moved")?.unwrap_or_default(),
+        cleanup: optional_json(row, "cleanup")?,
     })
 }

@@ -23,10 +23,10 @@ use super::row::{
 };
 use super::statements::{Counted, OfJob, count, entries_after, insert_files, record};
 use super::{
-    Added, Attempt, Audit, Change, Changed, Decided, Event, Feed, FileFilter, JobFilter, Outcome, PrefixChange,
-    PrefixFilter, Setting, Store, Stored, Submitted,
+    Added, Attempt, Audit, Change, Changed, Decided, Deletion, DeletionStep, Event, Feed, FileFilter, JobFilter,
+    LateEnd, Outcome, PrefixChange, PrefixFilter, Setting, Store, Stored, Submitted,
 };
-use super::{credentials, decisions, prefixes};
+use super::{archive, credentials, decisions, deletions, prefixes};
 use crate::credentials::{Credentials, Proxy};
 use crate::job::{Extent, Failure, File, Job, Moved, NewFile, NewJob, Prefix};
 
@@ -378,12 +378,15 @@ async fn change(connection: &mut SqliteConnection, change: &Change) -> Result<Ch
     let job = file.job.to_string();
     record(connection, change.at, &job, Some((file.number, to)), None).await?;
     if let Some(failure) = update.failure.as_ref().filter(|_| is_attempt) {
-        sqlx::query("INSERT OR REPLACE INTO attempts (file, number, ended, worker, failure) VALUES (?, ?, ?, ?, ?)")
+        let statement =
+            "INSERT OR REPLACE INTO attempts (file, number, ended, worker, failure, moved) VALUES (?, ?, ?, ?, ?, ?)";
+        sqlx::query(statement)
             .bind(signed(file.number.0))
             .bind(file.failures)
             .bind(change.at.0)
             .bind(&file.worker)
             .bind(json(failure))
+            .bind(update.moved.map(json))
             .execute(&mut *connection)
             .await?;
     }
@@ -409,6 +412,7 @@ async fn change(connection: &mut SqliteConnection, change: &Change) -> Result<Ch
         let hops = sqlx::query("SELECT 1 FROM jobs WHERE id = ? AND kind = 'hops'");
         if hops.bind(&job).fetch_optional(&mut *connection).await?.is_some() {
             waiting = unreserve(connection, &job, change.at, "entry", signed(file.new.entry + 1)).await?;
+            deletions::plan(connection, &job, change.at).await?;
         }
     }
     Ok(Changed::Done { file: Box::new(file), waiting, job: state })
@@ -485,7 +489,8 @@ async fn cancel(
     .fetch_all(&mut *connection)
     .await?;
     record(connection, at, &id, None, Some(JobState::Cancelled)).await?;
-    credentials::delete(connection, &id).await?;
+    deletions::plan(connection, &id, at).await?;
+    credentials::delete_unneeded(connection, &id).await?;
     prefixes::delete(connection, &id).await?;
     let number = |row: &SqliteRow| Ok(FileNumber(count_of(row, "number")?));
     rows.iter().map(number).collect::<Result<Vec<FileNumber>, _>>().map(Some)
@@ -709,8 +714,8 @@ impl Store for SqliteStore {
     fn attempts(&self, file: FileNumber) -> Stored<'_, Vec<Attempt>> {
         Box::pin(async move {
             let query = sqlx::query(
-                "SELECT number, ended, worker, failure FROM attempts WHERE file = ?1 UNION ALL \
-                 SELECT number, ended, worker, failure FROM attempts_archive WHERE file = ?1 ORDER BY number",
+                "SELECT number, ended, worker, failure, moved FROM attempts WHERE file = ?1 UNION ALL \
+                 SELECT number, ended, worker, failure, moved FROM attempts_archive WHERE file = ?1 ORDER BY number",
             );
             let rows = query.bind(signed(file.0)).fetch_all(&self.readers).await;
             let attempt = |row: &SqliteRow| {
@@ -720,6 +725,7 @@ impl Store for SqliteStore {
                     ended: UnixTime(row.try_get("ended")?),
                     worker: row.try_get("worker")?,
                     failure: from_json("failure", row.try_get("failure")?)?,
+                    moved: optional_json(row, "moved")?.unwrap_or_default(),
                 })
             };
             let rows = rows.and_then(|rows| rows.iter().map(attempt).collect());
@@ -740,6 +746,35 @@ impl Store for SqliteStore {
             let found = decisions::replaceable(&self.readers, &endpoint, after, limit).await;
             found.map_err(|e| failure("read files from the database", e))
         })
+    }
+
+    fn end_late(&self, ends: Vec<LateEnd>) -> Stored<'_, ()> {
+        Box::pin(self.write(move |connection| {
+            Box::pin(async move {
+                for end in &ends {
+                    deletions::end_late(connection, end).await?;
+                }
+                Ok(())
+            })
+        }))
+    }
+
+    fn deletions(&self, now: UnixTime, limit: u32) -> Stored<'_, Vec<Deletion>> {
+        Box::pin(async move {
+            let due = deletions::due(&self.readers, now, limit).await;
+            due.map_err(|e| failure("read deletions from the database", e))
+        })
+    }
+
+    fn step_deletions(&self, steps: Vec<(FileNumber, DeletionStep)>) -> Stored<'_, ()> {
+        Box::pin(self.write(move |connection| {
+            Box::pin(async move {
+                for (file, step) in &steps {
+                    deletions::step(connection, *file, step).await?;
+                }
+                Ok(())
+            })
+        }))
     }
 
     fn outcomes(&self, after: UnixTime, limit: u32) -> Stored<'_, Vec<Outcome>> {
@@ -858,45 +893,15 @@ impl Store for SqliteStore {
     }
 
     fn archive(&self, before: UnixTime, limit: u32) -> Stored<'_, u64> {
-        Box::pin(self.write(move |connection| {
-            Box::pin(async move {
-                let ended = sqlx::query("SELECT id FROM jobs WHERE finished < ? ORDER BY finished LIMIT ?");
-                let rows = ended.bind(before.0).bind(limit).fetch_all(&mut *connection).await?;
-                for row in &rows {
-                    let job: &str = row.try_get("id")?;
-                    for statement in [
-                        "INSERT INTO attempts_archive SELECT * FROM attempts WHERE file IN (SELECT number FROM files WHERE job = ?)",
-                        "DELETE FROM attempts WHERE file IN (SELECT number FROM files WHERE job = ?)",
-                        "INSERT INTO decisions_archive SELECT * FROM decisions WHERE file IN (SELECT number FROM files WHERE job = ?)",
-                        "DELETE FROM decisions WHERE file IN (SELECT number FROM files WHERE job = ?)",
-                        "INSERT INTO files_archive SELECT * FROM files WHERE job = ?",
-                        "DELETE FROM files WHERE job = ?",
-                        "INSERT INTO jobs_archive SELECT * FROM jobs WHERE id = ?",
-                        "DELETE FROM jobs WHERE id = ?",
-                        // A cursor that is older than the archive reads the job there.
-                        "DELETE FROM changes WHERE job = ?",
-                    ] {
-                        sqlx::query(statement).bind(job).execute(&mut *connection).await?;
-                    }
-                }
-                Ok(rows.len() as u64)
-            })
-        }))
+        Box::pin(
+            self.write(move |connection| Box::pin(async move { archive::archive(connection, before, limit).await })),
+        )
     }
 
     fn archived(&self, job: Uuid) -> Stored<'_, Option<(Job, Vec<File>)>> {
         Box::pin(async move {
-            let read = async {
-                let id = job.to_string();
-                let statement = format!("SELECT {JOB_COLUMNS} FROM jobs_archive WHERE id = ?");
-                let Some(row) = sqlx::query(&statement).bind(&id).fetch_optional(&self.readers).await? else {
-                    return Ok(None);
-                };
-                let statement = format!("SELECT {FILE_COLUMNS} FROM files_archive WHERE job = ? ORDER BY number");
-                let files = sqlx::query(&statement).bind(&id).fetch_all(&self.readers).await?;
-                Ok(Some((job_of(&row)?, files.iter().map(file_of).collect::<Result<Vec<File>, _>>()?)))
-            };
-            read.await.map_err(|e| failure("read the archive of the database", e))
+            let found = archive::job(&self.readers, job).await;
+            found.map_err(|e| failure("read the archive of the database", e))
         })
     }
 }

@@ -6,7 +6,7 @@ use sterna_sched::state::{FileState, JobState};
 use sterna_sched::time::UnixTime;
 
 use super::row::{entries_of, job_state_of, json, kind_of, signed};
-use super::{credentials, decisions};
+use super::{credentials, decisions, deletions};
 use crate::job::{Extent, NewFile};
 
 /// Maximum number of rows in one statement. Reason: 21 values each stay below the 32,766 parameters that SQLite takes.
@@ -142,7 +142,8 @@ pub(super) async fn count(
         .await?;
     record(connection, at, job, None, Some(state)).await?;
     if state.is_final() {
-        credentials::delete(connection, job).await?;
+        deletions::plan(connection, job, at).await?;
+        credentials::delete_unneeded(connection, job).await?;
     }
     Ok(Some(state))
 }

@@ -14,6 +14,7 @@ use hyper::{Method, Request as HttpRequest};
 use parking_lot::Mutex;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
@@ -202,7 +203,7 @@ impl Client {
         let payload = || body.map_or(Payload::Empty, |body| Payload::Whole(Some(Bytes::from_static(body.as_bytes()))));
         let mut route = Route::new(request.end.at.clone());
         loop {
-            let exchange = self.exchange(request, &route, payload(), |_| {});
+            let exchange = self.exchange(request, &route, payload(), |_, _| {});
             let reply = match timeout(request.time, exchange).await {
                 Ok(reply) => reply?,
                 Err(_) => {
@@ -242,13 +243,13 @@ impl Client {
 
     /// Sends one request. A connection that was kept may be closed: then a new one is tried, once, if the storage
     /// cannot have seen the request, or the request changes nothing. Such a request has one more try: an XRootD under
-    /// load resets new connections.
+    /// load resets new connections. `prepare` gets the head, and the connection that it goes to.
     pub async fn exchange(
         &self,
         request: &Request<'_>,
         route: &Route,
         mut body: Payload,
-        prepare: impl Fn(&mut HttpRequest<()>),
+        prepare: impl Fn(&mut HttpRequest<()>, &Arc<TcpStream>),
     ) -> Result<Reply, Error> {
         let mut identity = request.end.identity.clone();
         // A proxy may be shown to every storage: nobody can use it without its key.
@@ -260,7 +261,7 @@ impl Client {
             let to = (request.end.scope, route.reach);
             let mut connection = self.connections.connect(&route.at, &identity, to, tries > 0).await?;
             let mut head = self.head(request, route, identity.token.as_ref())?;
-            prepare(&mut head);
+            prepare(&mut head, connection.stream());
             let sent = connection.sender().try_send_request(head.map(|()| body)).await;
             let mut error = match sent {
                 Ok(answer) => {

@@ -4,7 +4,11 @@
 //! handled here. Refuses to know requests and redirects.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use hyper::client::conn::http1::{Builder, SendRequest};
@@ -12,9 +16,10 @@ use hyper::http::Extensions;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
+use socket2::SockRef;
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
@@ -59,6 +64,7 @@ pub(super) struct Identity {
 pub(super) struct Connection {
     sender: SendRequest<Payload>,
     driver: AbortHandle,
+    stream: Arc<TcpStream>,
     key: Key,
     peer: SocketAddr,
     /// True if an earlier request has used it: the storage may have closed it since.
@@ -83,6 +89,11 @@ impl Connection {
     /// Returns true if the storage is at a public address.
     pub fn is_public(&self) -> bool {
         kind_of(self.peer.ip()) == AddressKind::Public
+    }
+
+    /// Returns the socket, to measure it.
+    pub fn stream(&self) -> &Arc<TcpStream> {
+        &self.stream
     }
 
     /// Returns the sender of requests.
@@ -180,6 +191,8 @@ impl Connections {
         let unreachable =
             |e: std::io::Error| failure::error(ErrorKind::Unreachable, scope, Phase::Prepare, tried()).caused_by(e);
         stream.set_nodelay(true).map_err(unreachable)?;
+        let socket = Arc::new(stream);
+        let stream = Socket(Arc::clone(&socket));
         let stream: Box<dyn Stream> = match at.is_encrypted() {
             false => Box::new(stream),
             true => {
@@ -200,7 +213,7 @@ impl Connections {
         let (sender, driver) = handshake(stream)
             .await
             .map_err(|e| failure::error(ErrorKind::Unreachable, scope, Phase::Prepare, tried()).caused_by(e))?;
-        Ok(Connection { sender, driver, key, peer, is_used: false })
+        Ok(Connection { sender, driver, stream: socket, key, peer, is_used: false })
     }
 
     async fn dial_tcp(
@@ -240,6 +253,54 @@ impl Connections {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// TCP connection that can be measured while HTTP uses it.
+struct Socket(Arc<TcpStream>);
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(context))?;
+            match self.0.try_read_buf(buffer) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return Poll::Ready(outcome.map(drop)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(context, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(context))?;
+            match self.0.try_write_vectored(bytes) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return Poll::Ready(outcome),
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // The kernel sends what was written.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(SockRef::from(&*self.0).shutdown(Shutdown::Write))
+    }
+}
 
 /// Starts HTTP on a stream, and a task that drives it.
 async fn handshake(stream: Box<dyn Stream>) -> Result<(SendRequest<Payload>, AbortHandle), hyper::Error> {

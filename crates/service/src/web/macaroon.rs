@@ -50,7 +50,7 @@ pub(super) async fn request(client: &Client, end: &End, rights: Rights) -> Optio
         Request { method: "POST", end, headers, time: REQUEST_TIME_MAX, phase: Phase::Prepare, passive_token: None };
     let payload = Payload::Whole(Some(Bytes::from(body)));
     let route = Route::new(end.at.clone());
-    let reply = timeout(REQUEST_TIME_MAX, client.exchange(&request, &route, payload, |_| {})).await.ok()?;
+    let reply = timeout(REQUEST_TIME_MAX, client.exchange(&request, &route, payload, |_, _| {})).await.ok()?;
     let reply = reply.inspect_err(|error| tracing::debug!("{}", error.chain())).ok()?;
     let is_success = reply.is_success();
     let text = client.text(reply).await;

@@ -26,6 +26,10 @@ pub(super) struct Markers {
     line: Vec<u8>,
     stripe: u64,
     stripes: BTreeMap<u64, u64>,
+    /// Number of stripes that the storage reports.
+    stripe_count: Option<u64>,
+    /// Number of markers that are complete.
+    pub count: u64,
     /// True after a marker or a verdict. A reply without any is of a server that copies nothing to others.
     pub is_third_party: bool,
     /// Verdict, once it was read.
@@ -54,6 +58,12 @@ impl Markers {
         self.stripes.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
+    /// Returns the number of stripes; `None`: no marker has come.
+    pub fn stripes(&self) -> Option<u32> {
+        let seen = Some(self.stripes.len() as u64).filter(|seen| *seen > 0);
+        self.stripe_count.max(seen).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+    }
+
     fn end_line(&mut self) {
         let line = std::mem::take(&mut self.line);
         let line = String::from_utf8_lossy(&line);
@@ -71,9 +81,11 @@ impl Markers {
             match (name, number) {
                 ("stripe index", Some(index)) => self.stripe = index,
                 ("stripe bytes transferred", Some(bytes)) => self.handle_stripe(bytes),
+                ("total stripe count", Some(count)) => self.stripe_count = Some(count),
                 _ => {}
             }
         }
+        self.count += u64::from(lower == "end");
         self.is_third_party |= begins("perf marker") || self.verdict.is_some();
     }
 
@@ -101,7 +113,8 @@ mod tests {
         let xrootd = "Perf Marker\nTimestamp: 1795425084\nStripe Index: 0\nStripe Bytes Transferred: 4400000\n\
              Total Stripe Count: 1\nRemoteConnections: tcp:127.0.0.1:8443\nEnd\nsuccess: Created";
         let markers = read(xrootd);
-        assert_eq!((markers.bytes(), markers.verdict), (4_400_000, Some(Verdict::Success)));
+        assert_eq!((markers.bytes(), markers.stripes(), markers.count), (4_400_000, Some(1), 1));
+        assert_eq!(markers.verdict, Some(Verdict::Success));
         let dcache = "Perf Marker\r\n    Timestamp: 1\r\n    State: 1\r\n    State description: querying\r\n    \
              Stripe Index: 0\r\n    Total Stripe Count: 1\r\nEnd\r\nPerf Marker\n    Stripe Index: 0\n    \
              Stripe Bytes Transferred: 7\nEnd\nPerf Marker\n    Stripe Index: 1\n    \

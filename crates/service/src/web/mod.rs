@@ -18,6 +18,7 @@ mod local;
 mod location;
 mod macaroon;
 mod marker;
+mod meter;
 mod modes;
 mod multistatus;
 mod payload;
@@ -32,4 +33,5 @@ mod transfer;
 
 pub use address::{AddressRules, ConnectRules};
 pub use location::is_web;
+pub use progress::Progress;
 pub use transfer::Web;

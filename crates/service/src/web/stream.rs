@@ -11,10 +11,12 @@ use hyper::body::Bytes;
 use hyper::ext::on_informational;
 use sterna_proto::digest::InOrder;
 use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, FileDigests, Phase};
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 
 use super::client::{Client, End, Reply, Request, Route};
+use super::meter::{Meter, Wait};
 use super::payload::Payload;
 use super::progress::Progress;
 use super::reader::{Reader, SILENCE_MAX};
@@ -61,15 +63,16 @@ struct Feed<'a> {
     /// Bytes that were read.
     bytes: u64,
     progress: &'a Progress,
+    meter: &'a Meter<'a>,
 }
 
 impl Feed<'_> {
     /// Reads the whole file into a connection, or until that is gone.
     async fn pump(&mut self, to: mpsc::Sender<Bytes>, request: &Request<'_>) -> Result<(), Error> {
-        while let Some(bytes) = self.reader.next().await? {
+        while let Some(bytes) = self.meter.during(Wait::Source, self.reader.next()).await? {
             self.digests.update(&bytes);
             self.bytes += bytes.len() as u64;
-            match timeout(SILENCE_MAX, to.send(bytes)).await {
+            match self.meter.during(Wait::Destination, timeout(SILENCE_MAX, to.send(bytes))).await {
                 Ok(Ok(())) => self.progress.handle(self.bytes, Instant::now()),
                 // The connection has ended; its request has the reason.
                 Ok(Err(_)) => return Ok(()),
@@ -86,10 +89,23 @@ impl Feed<'_> {
 impl Stream<'_> {
     /// Moves the file. Returns the digest of the bytes that were read.
     pub async fn run(self) -> Result<Option<Digest>, Error> {
+        let meter = Meter::new(self.progress, self.source.storage().is_none());
+        let outcome = tokio::select! {
+            outcome = self.run_measured(&meter) => outcome,
+            never = meter.run() => match never {},
+        };
+        meter.finish();
+        outcome
+    }
+
+    async fn run_measured(&self, meter: &Meter<'_>) -> Result<Option<Digest>, Error> {
         let checks = self.algorithm.map_or(Checks::NONE, |algorithm| Checks::NONE.with(algorithm));
         let checks = self.source.checks(checks);
-        let reader = self.source.open(self.client, self.size, self.tag.clone(), self.ranges).await?;
-        let mut feed = Feed { reader, digests: InOrder::new(checks), bytes: 0, progress: self.progress };
+        let began = Instant::now();
+        let opened = self.source.open(self.client, self.size, self.tag.clone(), self.ranges).await;
+        meter.opened(began.elapsed());
+        let (reader, digests) = (opened?, InOrder::new(checks));
+        let mut feed = Feed { reader, digests, bytes: 0, progress: self.progress, meter };
         let mut route = Route::new(self.target.at.clone());
         let request = self.request();
         let mut has_made_parents = false;
@@ -140,9 +156,11 @@ impl Stream<'_> {
     /// Sends the file once. Returns the answer, which may come before the end of the file.
     async fn put(&self, request: &Request<'_>, route: &Route, feed: &mut Feed<'_>) -> Result<Reply, Error> {
         let (sender, receiver) = mpsc::channel(FRAMES_MAX);
+        let meter = feed.meter;
         let agreed = Arc::new(Notify::new());
         let payload = if self.size > 0 { Payload::Stream(receiver) } else { Payload::Empty };
-        let prepare = |head: &mut hyper::Request<()>| {
+        let prepare = |head: &mut hyper::Request<()>, connection: &Arc<TcpStream>| {
+            meter.watch(connection);
             let agreed = Arc::clone(&agreed);
             on_informational(head, move |answer| {
                 if answer.status() == hyper::StatusCode::CONTINUE {
@@ -152,17 +170,22 @@ impl Stream<'_> {
         };
         let mut sending = std::pin::pin!(self.client.exchange(request, route, payload, prepare));
         if self.size > 0 {
-            tokio::select! {
-                reply = &mut sending => return reply,
-                () = agreed.notified() => {}
-                () = sleep(EXPECT_TIME_MAX) => {}
+            let answer = async {
+                tokio::select! {
+                    reply = &mut sending => Some(reply),
+                    () = agreed.notified() => None,
+                    () = sleep(EXPECT_TIME_MAX) => None,
+                }
+            };
+            if let Some(reply) = meter.during(Wait::Answer, answer).await {
+                return reply;
             }
             tokio::select! {
                 reply = &mut sending => return reply,
                 pumped = feed.pump(sender, request) => pumped?,
             }
         }
-        match timeout(request.time, sending).await {
+        match meter.during(Wait::Answer, timeout(request.time, sending)).await {
             Ok(reply) => reply,
             Err(_) => {
                 let text = format!("no answer within {} s after the last byte", request.time.as_secs());

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use sterna_proto::limit::Limit;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use tokio::time::timeout;
 
@@ -158,6 +159,7 @@ impl ThirdParty<'_> {
         let status = reply.status;
         let mut markers = Markers::default();
         let (mut bytes, mut grown) = (0, Instant::now());
+        let (mut count, mut counted) = (0, Instant::now());
         let cut = loop {
             match timeout(SILENCE_MAX, reply.bytes()).await {
                 Ok(Ok(Some(read))) => markers.handle_bytes(&read),
@@ -171,7 +173,14 @@ impl ThirdParty<'_> {
                 }
             }
             let now = Instant::now();
-            if markers.bytes() > bytes {
+            let has_grown = markers.bytes() > bytes;
+            // A verdict without a marker before it stands for the time since the last one.
+            if markers.count > count {
+                count = markers.count;
+                self.count(has_grown, now.saturating_duration_since(std::mem::replace(&mut counted, now)));
+            }
+            markers.stripes().into_iter().for_each(|stripes| self.progress.set_stripes(stripes));
+            if has_grown {
                 (bytes, grown) = (markers.bytes(), now);
                 self.progress.handle(bytes.min(self.size), now);
             } else if now.saturating_duration_since(grown) >= STALL_MAX {
@@ -180,6 +189,9 @@ impl ThirdParty<'_> {
             }
         };
         markers.handle_end();
+        // A success stands for the rest of the bytes, which no marker has.
+        let has_grown = markers.verdict == Some(Verdict::Success) && bytes < self.size;
+        self.count(has_grown, counted.elapsed());
         if cut.is_none() {
             self.client.finish(reply).await;
         }
@@ -199,6 +211,11 @@ impl ThirdParty<'_> {
                 Err(Failed { error: request.failed(ErrorKind::Usage, &text), then: Then::Refused })
             }
         }
+    }
+
+    /// Counts time between two looks at the markers, which say nothing else about its limit.
+    fn count(&self, has_grown: bool, time: Duration) {
+        self.progress.add(if has_grown { Limit::ServerOrPath } else { Limit::Silence }, time);
     }
 
     /// Removes the file that nginx and Apache made: they take a push for a copy within themselves. The name is a

@@ -27,8 +27,8 @@ use super::third_party::{Failed, Then, ThirdParty};
 use super::tls::Tls;
 use super::{failure, location, storage};
 use crate::auth::Trust;
-use crate::credentials::Secret;
-use crate::job::{Moved, OverwritePolicy, Task};
+use crate::credentials::{Credentials, Secret};
+use crate::job::{Moved, OverwritePolicy, Placed, Task};
 
 /// Memory of all streamed transfers together, in blocks of 16 MiB. Reason: half a GiB, which a small server has.
 const MEMORY_BLOCKS: usize = 32;
@@ -62,15 +62,13 @@ struct Transfer<'a> {
     source: Source,
     destination: End,
     check: Option<Check>,
-    progress: Progress,
+    progress: &'a Progress,
 }
 
 /// File that was moved, and compared in part.
 struct Arrived {
-    mode: Mode,
     /// Digest of the bytes that were read, if this worker has read them.
     read: Option<Digest>,
-    time: Duration,
 }
 
 impl Web {
@@ -92,31 +90,47 @@ impl Web {
         location::is_web(source) && location::is_web(destination)
     }
 
-    /// Runs a transfer. `report` gets the bytes that have moved.
+    /// Returns true if files at such a location can be deleted.
+    pub fn can_delete(location: &str) -> bool {
+        location::is_web(location)
+    }
+
+    /// Runs a transfer. `progress` has what is known about it, also if it fails.
     ///
     /// Cancel safety: drop it; connections close, and the temporary file is deleted in the background.
-    pub async fn transfer(&self, task: &Task, report: impl Fn(u64) + Send + Sync + 'static) -> Result<Moved, Error> {
-        let source = end_of(task, &task.source, &task.credentials.source, Scope::Source)?;
-        self.run(task, Source::Storage(source), Progress::new(report)).await
+    pub async fn transfer(&self, task: &Task, progress: &Progress) -> Result<Moved, Error> {
+        let source = end_of(&task.source, (&task.credentials, &task.credentials.source), Scope::Source)?;
+        self.run(task, Source::Storage(source), progress).await
+    }
+
+    /// Deletes a file at a storage. Errors: `NotFound`; of the storage.
+    pub async fn delete(&self, location: &str, credentials: &Credentials) -> Result<(), Error> {
+        let end = end_of(location, (credentials, &credentials.destination), Scope::Destination)?;
+        match storage::delete(&self.client, &end).await? {
+            true => Ok(()),
+            false => {
+                let text = format!("DELETE {}: 404: there is no such file", end.at);
+                Err(failure::error(ErrorKind::NotFound, Scope::Destination, Phase::Finalise, text))
+            }
+        }
     }
 
     /// Writes a file of this host to the destination of a task. Does not look at its source. As [`Web::transfer`] in
     /// all else.
-    pub async fn put(
-        &self,
-        task: &Task,
-        file: Arc<OutgoingFile>,
-        report: impl Fn(u64) + Send + Sync + 'static,
-    ) -> Result<Moved, Error> {
-        self.run(task, Source::Local(file), Progress::new(report)).await
+    pub async fn put(&self, task: &Task, file: Arc<OutgoingFile>, progress: &Progress) -> Result<Moved, Error> {
+        self.run(task, Source::Local(file), progress).await
     }
 
-    async fn run(&self, task: &Task, source: Source, progress: Progress) -> Result<Moved, Error> {
+    async fn run(&self, task: &Task, source: Source, progress: &Progress) -> Result<Moved, Error> {
         let transfer = Transfer {
             web: self,
             task,
             source,
-            destination: end_of(task, &task.destination, &task.credentials.destination, Scope::Destination)?,
+            destination: end_of(
+                &task.destination,
+                (&task.credentials, &task.credentials.destination),
+                Scope::Destination,
+            )?,
             check: Check::of(task)?,
             progress,
         };
@@ -129,10 +143,10 @@ impl Web {
     }
 }
 
-/// Returns the storage at one end of a task. Errors: `Usage`.
-fn end_of(task: &Task, location: &str, token: &Option<Secret>, scope: Scope) -> Result<End, Error> {
+/// Returns a file at a storage, at one end of a transfer. Errors: `Usage`.
+fn end_of(location: &str, (credentials, token): (&Credentials, &Option<Secret>), scope: Scope) -> Result<End, Error> {
     // A token is for this storage; a proxy is for all.
-    let proxy = task.credentials.proxy.clone().filter(|_| token.is_none());
+    let proxy = credentials.proxy.clone().filter(|_| token.is_none());
     location::read(location).map(|at| End { at, identity: Identity { token: token.clone(), proxy }, scope })
 }
 
@@ -146,12 +160,21 @@ impl Transfer<'_> {
     /// Runs. `time`: time limit for an empty file; a larger one has more.
     async fn run(&self, time: Option<Duration>) -> Result<Moved, Error> {
         let (size, source) = self.prepare_source().await?;
-        if let Some(there) = self.prepare_destination(size, &source).await? {
-            return Ok(there);
+        self.progress.set_size(size);
+        let placed = self.prepare_destination(size, &source).await?;
+        if placed == Placed::Found {
+            return Ok(Moved { size: Some(size), placed: Some(placed), ..Moved::default() });
         }
-        let Some(time) = time else { return self.deliver(size, &source).await };
-        let limit = time + Duration::from_secs(size / ATTEMPT_BYTES_PER_S);
-        timeout(limit, self.deliver(size, &source)).await.unwrap_or_else(|_| Err(too_long(limit)))
+        let limit = time.map(|time| time + Duration::from_secs(size / ATTEMPT_BYTES_PER_S));
+        let checksum = match limit {
+            None => self.deliver(size, &source).await?,
+            Some(limit) => {
+                let delivered = timeout(limit, self.deliver(size, &source)).await;
+                delivered.unwrap_or_else(|_| Err(too_long(limit)))?
+            }
+        };
+        let placed = Some(placed);
+        Ok(Moved { bytes: size, size: Some(size), checksum, placed, ..self.progress.moved(Instant::now()) })
     }
 
     fn client(&self) -> &Arc<Client> {
@@ -184,24 +207,28 @@ impl Transfer<'_> {
         }
     }
 
-    /// Looks at the destination. Returns the file if an earlier attempt, whose worker was lost, has delivered it.
+    /// Looks at the destination. Returns `Found` if an earlier attempt, whose worker was lost, has delivered the file.
     ///
     /// Errors: `Exists`.
-    async fn prepare_destination(&self, size: u64, source: &Stat) -> Result<Option<Moved>, Error> {
-        if self.may_replace() {
-            return Ok(None);
+    async fn prepare_destination(&self, size: u64, source: &Stat) -> Result<Placed, Error> {
+        let may_replace = self.may_replace();
+        if may_replace && !self.task.notes_replaced {
+            return Ok(Placed::Replaced);
         }
-        let wanted = self.check.map(|check| check.algorithm).filter(|_| self.task.is_repeated());
+        let wanted = self.check.map(|check| check.algorithm).filter(|_| self.task.is_repeated() && !may_replace);
         let Some(there) = storage::stat(self.client(), &self.destination, Phase::Prepare, wanted).await? else {
-            return Ok(None);
+            return Ok(Placed::New);
         };
+        if may_replace {
+            return Ok(Placed::Replaced);
+        }
         if self.task.is_repeated() && there.size == Some(size) {
             let of_source = match source.digest {
                 None if there.digest.is_some() => self.digest_here(size).await?,
                 of_source => of_source,
             };
             if of_source.is_none() || there.digest.is_none() || of_source == there.digest {
-                return Ok(Some(Moved { size: Some(size), ..Moved::default() }));
+                return Ok(Placed::Found);
             }
         }
         Err(Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, DESTINATION_EXISTS))
@@ -217,8 +244,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// Moves the file, and gives it its name.
-    async fn deliver(&self, size: u64, source: &Stat) -> Result<Moved, Error> {
+    /// Moves the file, and gives it its name. Returns the checksum that was compared.
+    async fn deliver(&self, size: u64, source: &Stat) -> Result<Option<String>, Error> {
         self.web.directories.prepare(self.client(), &self.destination).await;
         if location::can_be_renamed_to(&self.destination.at) {
             let name = location::beside(&self.destination.at, &self.temporary_name())?;
@@ -242,7 +269,7 @@ impl Transfer<'_> {
             let checksum = self.verify(&target, size, source, &arrived).await?;
             if self.publish(&target, size).await? == Renamed::Done {
                 temporary.keep();
-                return Ok(moved(size, checksum, &arrived));
+                return Ok(checksum);
             }
             tracing::info!("{}: the storage renames no file; writing to the final name", self.destination.at);
         }
@@ -252,7 +279,7 @@ impl Transfer<'_> {
         let arrived = self.fetch(&self.destination, size, source, false).await?;
         let checksum = self.verify(&self.destination, size, source, &arrived).await?;
         temporary.into_iter().for_each(Temporary::keep);
-        Ok(moved(size, checksum, &arrived))
+        Ok(checksum)
     }
 
     /// Returns the temporary name. It is the same for a repeated attempt, so that a restarted service finds it.
@@ -266,9 +293,10 @@ impl Transfer<'_> {
     /// Moves the bytes by the first way that works.
     async fn fetch(&self, target: &End, size: u64, source: &Stat, is_temporary: bool) -> Result<Arrived, Error> {
         let Some(from) = self.source.storage() else {
-            let began = Instant::now();
-            let read = self.stream(target, size, source).await?;
-            return Ok(Arrived { mode: Mode::Put, read, time: began.elapsed() });
+            self.progress.begin(Mode::Put, Instant::now());
+            let read = self.stream(target, size, source).await;
+            self.progress.end(Instant::now());
+            return Ok(Arrived { read: read? });
         };
         let pair: Pair = (from.at.origin().to_owned(), self.destination.at.origin().to_owned());
         let (mut last, mut refused) = (None, Vec::new());
@@ -281,12 +309,14 @@ impl Transfer<'_> {
             if mode == Mode::Push && !is_temporary {
                 continue;
             }
-            let began = Instant::now();
-            match self.fetch_by(mode, from, target, size, source).await {
+            self.progress.begin(mode, Instant::now());
+            let fetched = self.fetch_by(mode, from, target, size, source).await;
+            self.progress.end(Instant::now());
+            match fetched {
                 Ok(read) => {
                     // Not before: a source that is down looks like one that the destination cannot reach.
                     self.web.modes.handle_worked(&pair, mode, &refused, Instant::now());
-                    return Ok(Arrived { mode, read, time: began.elapsed() });
+                    return Ok(Arrived { read });
                 }
                 Err(Failed { error, then: Then::Ends }) => return Err(error),
                 Err(Failed { error, then }) => {
@@ -322,7 +352,7 @@ impl Transfer<'_> {
         if mode == Mode::Streamed {
             return Ok(self.stream(target, size, source).await?);
         }
-        let (client, progress, streams) = (self.client(), &self.progress, self.task.options.lanes);
+        let (client, progress, streams) = (self.client(), self.progress, self.task.options.lanes);
         let may_replace = target.at != self.destination.at || self.may_replace();
         let copy = ThirdParty { client, source: from, target, size, may_replace, streams, progress };
         copy.run(mode).await?;
@@ -339,7 +369,7 @@ impl Transfer<'_> {
             size,
             ranges: self.task.options.lanes,
             algorithm: self.check.map(|check| check.algorithm),
-            progress: &self.progress,
+            progress: self.progress,
         };
         stream.run().await
     }
@@ -460,16 +490,5 @@ impl Transfer<'_> {
             Some(_) if is_there && stat(target).await?.is_none() => Ok(Renamed::Done),
             Some(error) => Err(error),
         }
-    }
-}
-
-fn moved(size: u64, checksum: Option<String>, arrived: &Arrived) -> Moved {
-    Moved {
-        bytes: size,
-        size: Some(size),
-        time_ms: u64::try_from(arrived.time.as_millis()).unwrap_or(u64::MAX),
-        checksum,
-        by: Some(arrived.mode.name().to_owned()),
-        ..Moved::default()
     }
 }

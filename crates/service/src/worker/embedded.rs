@@ -2,21 +2,25 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
-use tokio::task::AbortHandle;
+use sterna_sched::queue::FileNumber;
+use tokio::sync::Notify;
 
 use super::{Key, Report, Reports};
+use crate::credentials::Credentials;
 use crate::job::{Moved, Task};
 use crate::mock;
-use crate::web::Web;
+use crate::web::{Progress, Web};
 
 /// Worker within the process of the service, for storages that need no agent.
 pub struct Embedded {
     name: Arc<str>,
     reports: Reports,
-    running: Arc<Mutex<HashMap<Key, AbortHandle>>>,
+    /// Wakes each transfer when it is cancelled.
+    running: Arc<Mutex<HashMap<Key, Arc<Notify>>>>,
     web: Web,
 }
 
@@ -41,31 +45,45 @@ impl Embedded {
     pub fn start(&self, task: Task) {
         let (key, web) = (Key::of(&task), self.web.clone());
         let (name, reports) = (Arc::clone(&self.name), self.reports.clone());
-        let running = Arc::clone(&self.running);
-        // Held until the transfer is in the table: its end must not come before.
-        let mut table = self.running.lock();
-        let ended = tokio::spawn(async move {
+        let (running, cancelled) = (Arc::clone(&self.running), Arc::new(Notify::new()));
+        self.running.lock().insert(key, Arc::clone(&cancelled));
+        tokio::spawn(async move {
             let (by, to) = (Arc::clone(&name), reports.clone());
-            let progress = move |bytes| drop(to.send((Arc::clone(&by), Report::Progress(vec![(key, bytes)]))));
-            let (moved, failure) = match transfer(&task, &web, progress).await {
+            let report = move |bytes| drop(to.send((Arc::clone(&by), Report::Progress(vec![(key, bytes)]))));
+            let progress = Progress::new(report);
+            let outcome = tokio::select! {
+                // A transfer that has ended is not cancelled any more.
+                biased;
+                outcome = transfer(&task, &web, &progress) => outcome,
+                () = cancelled.notified() => {
+                    let text = "the transfer was cancelled";
+                    Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text))
+                }
+            };
+            let (moved, failure) = match outcome {
                 Ok(moved) => (moved, None),
-                Err(error) => (Moved::default(), Some(error)),
+                Err(error) => (progress.moved(Instant::now()), Some(error)),
             };
             running.lock().remove(&key);
             // The service is stopping if nobody receives.
             let _ = reports.send((name, Report::Ended { key, moved, failure }));
         });
-        table.insert(key, ended.abort_handle());
+    }
+
+    /// Deletes the copy that a file of a job has written at a storage. Reports the outcome. Runs within a tokio
+    /// runtime.
+    pub fn delete(&self, file: FileNumber, location: String, credentials: Credentials) {
+        let (web, name, reports) = (self.web.clone(), Arc::clone(&self.name), self.reports.clone());
+        tokio::spawn(async move {
+            let failure = web.delete(&location, &credentials).await.err();
+            let _ = reports.send((name, Report::Deleted { file, failure }));
+        });
     }
 
     /// Stops a transfer. It reports its end as cancelled.
     pub fn cancel(&self, key: Key) {
         // It may have ended meanwhile.
-        let Some(transfer) = self.running.lock().remove(&key) else { return };
-        transfer.abort();
-        let failure = Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "the transfer was cancelled");
-        let ended = Report::Ended { key, moved: Moved::default(), failure: Some(failure) };
-        let _ = self.reports.send((Arc::clone(&self.name), ended));
+        self.running.lock().get(&key).into_iter().for_each(|cancelled| cancelled.notify_one());
     }
 
     /// Returns the number of transfers under way.
@@ -75,7 +93,7 @@ impl Embedded {
 }
 
 /// Runs a transfer. Errors: also `Usage`, for storages that no worker of this process moves files between.
-async fn transfer(task: &Task, web: &Web, progress: impl Fn(u64) + Send + Sync + 'static) -> Result<Moved, Error> {
+async fn transfer(task: &Task, web: &Web, progress: &Progress) -> Result<Moved, Error> {
     if Web::can_run(&task.source, &task.destination) {
         return web.transfer(task, progress).await;
     }

@@ -109,6 +109,13 @@ pub enum FromAgent {
         /// Failure, if it failed.
         failure: Option<Failure>,
     },
+    /// An order to delete a file was carried out, or has failed.
+    Deleted {
+        /// Number of the file.
+        file: u64,
+        /// Failure, if it failed.
+        failure: Option<Failure>,
+    },
     /// A message of a later release.
     #[serde(other)]
     Unknown,
@@ -177,9 +184,13 @@ pub enum ToAgent {
     Recorded {
         /// Start.
         key: Key,
-        /// The file has arrived by this start. Otherwise it failed, was cancelled, or was given to another worker.
-        #[serde(default)]
-        is_accepted: bool,
+    },
+    /// Deletes a file of a site of the agent: a copy between the hops of a job.
+    Delete {
+        /// Number of the file that wrote it.
+        file: u64,
+        /// Location.
+        location: String,
     },
     /// Lists the files beneath a prefix, until the end of the connection at the latest.
     List {
@@ -235,7 +246,7 @@ mod tests {
             file: 7,
             start: 2,
             attempt: 1,
-            deletes_source: false,
+            notes_replaced: false,
             source: "sterna://a/f".to_owned(),
             destination: "sterna://b/g".to_owned(),
             size: Some(1),
@@ -249,10 +260,11 @@ mod tests {
         for message in [
             ToAgent::Run(Box::new(order)),
             ToAgent::Cancel { key },
-            ToAgent::Recorded { key, is_accepted: true },
+            ToAgent::Recorded { key },
             ToAgent::List { listing, prefix },
             ToAgent::More { listing },
             ToAgent::StopList { listing },
+            ToAgent::Delete { file: 7, location: "sterna://a/f".to_owned() },
         ] {
             let text = encode(&message).unwrap();
             assert_eq!(decode::<ToAgent>(&text).unwrap(), message, "{text}");
@@ -260,7 +272,8 @@ mod tests {
         let ended = FromAgent::Ended { key, moved: Moved::default(), failure: None };
         let found = FromAgent::Found { listing, files: vec![("a%0A/b".to_owned(), 5)] };
         let listed = FromAgent::Listed { listing, failure: None };
-        for message in [FromAgent::Progress { transfers: vec![(key, 5)] }, ended, found, listed] {
+        let deleted = FromAgent::Deleted { file: 7, failure: None };
+        for message in [FromAgent::Progress { transfers: vec![(key, 5)] }, ended, deleted, found, listed] {
             let text = encode(&message).unwrap();
             assert_eq!(decode::<FromAgent>(&text).unwrap(), message, "{text}");
         }

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use sterna_proto::Error;
+use sterna_sched::queue::FileNumber;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
@@ -46,6 +47,13 @@ pub enum Report {
         id: Uuid,
         /// Batch.
         batch: Batch,
+    },
+    /// A copy between hops was deleted, or not.
+    Deleted {
+        /// File that had written it.
+        file: FileNumber,
+        /// Failure, if it failed.
+        failure: Option<Error>,
     },
 }
 

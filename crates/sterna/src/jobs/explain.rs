@@ -6,12 +6,13 @@ use sterna_proto::file::plain;
 use sterna_proto::quantity::readable_time;
 use sterna_proto::{ByteCount, Error};
 use sterna_service::api::native::types::{
-    ABSENT, BANNED, DRAINED, FileDetails, FileList, JobView, LIMIT, ListingView, Problem, TURN, Waiting,
+    ABSENT, BANNED, DRAINED, FileDetails, FileList, JobView, LIMIT, LimitShare, ListingView, Problem, TURN, Waiting,
 };
 
 use super::client::{Answer, Client, encoded};
 use super::table::{json_line, utc};
 use crate::flags::service::ExplainFlags;
+use crate::limits::line_of_names;
 use crate::output::{print_line, say};
 
 /// Maximum number of files of a job that are explained. Reason: they fit on a few screens; each costs a request.
@@ -79,6 +80,9 @@ fn in_words(details: &FileDetails) -> String {
         let worker = attempt.worker.as_ref().map_or_else(String::new, |worker| format!(" at {worker}"));
         let failure = problem(&attempt.failure);
         lines.push(format!("  attempt {}{worker} failed at {}: {failure}", attempt.number, utc(attempt.ended_ms)));
+        lines.extend(
+            came_to(attempt.bytes, file.size, Some(attempt.time_ms), &attempt.limits).map(|far| format!("    {far}")),
+        );
     }
     for decision in &details.decisions {
         lines.push(format!("  {} at {}: {}", decision.kind, utc(decision.at_ms), decision.text));
@@ -88,8 +92,30 @@ fn in_words(details: &FileDetails) -> String {
     if let Some(failure) = file.failure.as_ref().filter(|failure| Some(&failure.text) != last) {
         lines.push(format!("  failed: {}", problem(failure)));
     }
+    // A failed attempt has its own line.
+    if matches!(file.state.as_str(), "finished" | "cancelled") {
+        let time_ms = file.bytes_per_s.map(|rate| (file.bytes as f64 * 1000.0 / rate) as u64);
+        lines.extend(came_to(file.bytes, file.size, time_ms, &file.limits).map(|far| format!("  {far}")));
+    }
+    if let Some(cleanup) = &file.cleanup {
+        let text = cleanup.text.as_ref().map_or_else(String::new, |text| format!(": {text}"));
+        lines.push(format!("  copy between hops: {}{text}", cleanup.state.replace('_', " ")));
+    }
     let lines: Vec<_> = lines.iter().map(|line| plain(line)).collect();
     lines.join("\n")
+}
+
+/// Returns how far an attempt came, and what held it. `None`: no byte has moved, and no limit is known.
+fn came_to(bytes: u64, size: Option<u64>, time_ms: Option<u64>, limits: &[LimitShare]) -> Option<String> {
+    let limited = line_of_names(limits.iter().map(|limit| (limit.limit.as_str(), limit.share)));
+    if bytes == 0 && limited.is_none() {
+        return None;
+    }
+    let of = size.map_or_else(String::new, |size| format!(" of {}", ByteCount(size)));
+    let time = time_ms.filter(|time| *time > 0).map(|time| readable_time(Duration::from_millis(time)));
+    let time = time.map_or_else(String::new, |time| format!(" in {time}"));
+    let limited = limited.map_or_else(String::new, |limited| format!("; {limited}"));
+    Some(format!("moved {}{of}{time}{limited}", ByteCount(bytes)))
 }
 
 fn waits(why: &Waiting) -> String {
@@ -189,13 +215,16 @@ mod tests {
         let failed = details("failed", serde_json::Value::Null, serde_json::json!([]));
         assert!(in_words(&failed).ends_with("\n  failed: source (prepare), not_found: stat x: gone"));
         let failure = serde_json::to_value(failed.file.failure).unwrap();
-        let attempts = serde_json::json!([{"number": 1, "ended_ms": 0, "worker": "w1", "failure": failure}]);
+        let limits = serde_json::json!([{"limit": "server_or_path", "share": 0.9}, {"limit": "new", "share": 0.1}]);
+        let attempts = serde_json::json!([{"number": 1, "ended_ms": 0, "worker": "w1", "failure": failure,
+            "bytes": 5_000_000, "time_ms": 2000, "limits": limits}]);
         let mut failed = details("failed", serde_json::Value::Null, attempts);
         let decision =
             serde_json::json!({"at_ms": 0, "kind": "end", "text": "mock://a (file 7) failed: gone; no more"});
         failed.decisions.push(serde_json::from_value(decision).unwrap());
         let expected = [
             "  attempt 1 at w1 failed at 1970-01-01T00:00:00Z: source (prepare), not_found: stat x: gone",
+            "    moved 5.00 MB in 2 s; limited by: server or path 90 %, new 10 %",
             "  end at 1970-01-01T00:00:00Z: mock://a (file 7) failed: gone; no more",
         ];
         assert_eq!(in_words(&failed).lines().skip(1).collect::<Vec<_>>(), expected);

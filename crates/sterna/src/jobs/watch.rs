@@ -15,6 +15,7 @@ use sterna_service::api::native::types::{FileList, FileView, JobView};
 use super::client::{Answer, Client, encoded};
 use super::table::{counts, json_line};
 use crate::flags::service::WatchFlags;
+use crate::limits::line_of_names;
 use crate::output::{print_line, say};
 use crate::progress::style;
 
@@ -84,9 +85,12 @@ fn has_ended(job: &JobView) -> bool {
     matches!(job.state.as_str(), "finished" | "partly_finished" | "failed" | "cancelled")
 }
 
-/// Names the failures of a job that has ended. Returns the exit code, as that of a copy: if no file has arrived, the
-/// code of the first failure.
+/// Names the failures of a job that has ended, and the limits of one with a single file. Returns the exit code, as that
+/// of a copy: if no file has arrived, the code of the first failure.
 fn end(client: &Client, path: &str, job: &JobView, json: bool) -> Result<u8, Error> {
+    if !json && job.entries.all == 1 {
+        say_limits(client, path)?;
+    }
     if job.entries.failed == 0 {
         return Ok(if job.state == "cancelled" { code::CANCELLED } else { code::DONE });
     }
@@ -103,6 +107,14 @@ fn end(client: &Client, path: &str, job: &JobView, json: bool) -> Result<u8, Err
         ("cancelled", _) => code::CANCELLED,
         _ => code::SOME_FAILED,
     })
+}
+
+/// Prints what limited the only file of a job.
+fn say_limits(client: &Client, path: &str) -> Result<(), Error> {
+    let files = client.get::<FileList>(&format!("{path}/files?limit=1"))?.value.files;
+    let limits = files.iter().flat_map(|file| &file.limits).map(|limit| (limit.limit.as_str(), limit.share));
+    line_of_names(limits).iter().for_each(|line| say(line));
+    Ok(())
 }
 
 fn failure(file: &FileView) -> String {

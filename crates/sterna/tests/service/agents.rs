@@ -614,7 +614,9 @@ fn the_copy_between_two_hops_is_deleted() {
         assert_eq!(job["job_state"], "FINISHED", "{}", first_file(&serve, &id));
         assert_eq!(std::fs::read(destination.path(name)).unwrap(), b"bytes");
         // It goes when the service has recorded the last hop.
-        until(|| relay.path(name).exists(), |exists| *exists == keeps);
+        let cleanup = || first_file(&serve, &id)["cleanup"]["state"].clone();
+        until(cleanup, |state| keeps || *state == "deleted");
+        assert_eq!(relay.path(name).exists(), keeps);
         assert!(source.path("f").exists(), "the source of the user stays");
     }
 }

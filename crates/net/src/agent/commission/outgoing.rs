@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::digest::InOrder;
-use sterna_proto::session::{DeleteDirectories, FileOutcome, Query, Request};
+use sterna_proto::session::{FileOutcome, Request};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{
     Algorithm, Checks, Digest, EntryKind, Error, ErrorKind, FileDigests, FileEntry, Location, Phase, Retry, Scope,
@@ -116,8 +116,6 @@ impl Shared {
     ) -> Result<(CopySpec, Engine, Vec<CommissionedFile>, Request), Error> {
         self.web.check(&destination)?;
         let place = self.query_places(&list(&source), rights)?;
-        let delete = Query::Delete { paths: vec![source.clone()], directories: DeleteDirectories::Empty };
-        let deletable = self.query_places(&delete, rights);
         let granted = Some(Granted::Sources(vec![self.place(&source, rights, Rights::Read)?]));
         // The place is that of a pull by somebody else.
         let asked = Request::Pull {
@@ -130,7 +128,7 @@ impl Shared {
         let web = Location::Web(destination);
         let spec = CopySpec { granted, ..CopySpec::new(vec![web.clone()], web) };
         let engine = Engine::new(self.identity.clone(), Arc::new(Nobody));
-        Ok((spec, engine, vec![CommissionedFile { place, deletable, other: None }], asked))
+        Ok((spec, engine, vec![CommissionedFile { place, other: None }], asked))
     }
 }
 

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::checksum;
 use crate::command::{Entry, Pair, Submission};
 use crate::endpoint::{is_directory, site_of};
-use crate::job::{ChecksumPolicy, Extent, Failure, File, Job, JobOptions, Moved, OverwritePolicy};
+use crate::job::{ChecksumPolicy, Cleanup, Extent, Failure, File, Job, JobOptions, Moved, OverwritePolicy};
 use crate::listing::{ListingPhase, ListingState};
 use crate::settings::{Ban, BanKind};
 use crate::site::{SiteAccess, SiteRight};
@@ -446,6 +446,33 @@ pub struct LimitShare {
     pub share: f64,
 }
 
+/// Returns the limits of an attempt.
+fn limit_shares(moved: &Moved) -> Vec<LimitShare> {
+    moved.limits.iter().map(|(limit, share)| LimitShare { limit: limit.clone(), share: *share }).collect()
+}
+
+/// Deletion of a copy between the hops of a job.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct CleanupView {
+    /// Outcome: `deleted`; `kept`: the file is not only a copy of this job; `given_up`: the copy may still be there.
+    pub state: String,
+    /// Reason, for people.
+    pub text: Option<String>,
+}
+
+impl From<&Cleanup> for CleanupView {
+    fn from(cleanup: &Cleanup) -> Self {
+        let (state, text) = match cleanup {
+            Cleanup::Deleted => ("deleted", None),
+            Cleanup::Kept { reason } => ("kept", Some(reason.clone())),
+            Cleanup::GivenUp { attempts, failure } => {
+                ("given_up", Some(format!("{}; given up after {attempts} attempts", failure.text)))
+            }
+        };
+        Self { state: state.to_owned(), text }
+    }
+}
+
 /// File: a transfer from one source to one destination.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct FileView {
@@ -465,7 +492,7 @@ pub struct FileView {
     pub activity: String,
     /// Size in bytes, if known.
     pub size: Option<u64>,
-    /// Bytes that have arrived.
+    /// Bytes that the present or last attempt has moved.
     pub bytes: u64,
     /// Mean rate of the last attempt, in bytes/s.
     pub bytes_per_s: Option<f64>,
@@ -474,8 +501,14 @@ pub struct FileView {
     /// Way of the bytes: `sterna` (from agent to agent), `pull` (the destination read), `push` (the source wrote),
     /// `streamed` (through the service), `put` (an agent wrote) or `mock`.
     pub by: Option<String>,
+    /// Number of stripes of a third-party copy, as the storage reports it.
+    #[serde(default)]
+    pub stripes: Option<u32>,
     /// Checksum that was compared, `ALGORITHM:value`.
     pub checksum: Option<String>,
+    /// Deletion of the copy that this hop has written, once it has ended. Null: there is none, or it is not over.
+    #[serde(default)]
+    pub cleanup: Option<CleanupView>,
     /// Start of the present or last attempt, in milliseconds since 1970.
     pub started_ms: Option<i64>,
     /// End, in milliseconds since 1970.
@@ -497,7 +530,6 @@ impl FileView {
     /// Creates the view. `progress`: bytes of a transfer under way.
     pub fn new(file: &File, progress: Option<u64>) -> Self {
         let moved: &Moved = &file.moved;
-        let limit = |(limit, share): &(String, f64)| LimitShare { limit: limit.clone(), share: *share };
         Self {
             number: file.number.0,
             job: file.job,
@@ -509,8 +541,10 @@ impl FileView {
             size: moved.size.or(file.new.size),
             bytes: progress.unwrap_or(moved.bytes),
             bytes_per_s: moved.bytes_per_s(),
-            limits: moved.limits.iter().map(limit).collect(),
+            limits: limit_shares(moved),
             by: moved.by.clone(),
+            stripes: moved.stripes,
+            cleanup: file.cleanup.as_ref().map(CleanupView::from),
             checksum: moved.checksum.clone(),
             started_ms: file.started.map(|at| at.0),
             finished_ms: file.finished.map(|at| at.0),
@@ -744,6 +778,18 @@ pub struct AttemptView {
     pub worker: Option<String>,
     /// Failure.
     pub failure: Problem,
+    /// Bytes that had moved.
+    #[serde(default)]
+    pub bytes: u64,
+    /// Time from the first to the last of them, in milliseconds.
+    #[serde(default)]
+    pub time_ms: u64,
+    /// Way of the bytes, as in a file.
+    #[serde(default)]
+    pub by: Option<String>,
+    /// Limits, the largest share first.
+    #[serde(default)]
+    pub limits: Vec<LimitShare>,
 }
 
 /// Decision about a file.
@@ -788,6 +834,10 @@ impl FileDetails {
             ended_ms: attempt.ended.0,
             worker: attempt.worker.clone(),
             failure: Problem::from(&attempt.failure),
+            bytes: attempt.moved.bytes,
+            time_ms: attempt.moved.time_ms,
+            by: attempt.moved.by.clone(),
+            limits: limit_shares(&attempt.moved),
         };
         let decisions = decisions.iter().map(DecisionView::from).collect();
         Self { file, why, attempts: attempts.iter().map(attempt).collect(), decisions }
