@@ -5,10 +5,12 @@
 
 mod access;
 mod agents;
+mod attempts;
 mod client;
 mod commands;
 mod config;
 mod feed;
+mod hops;
 mod hostile;
 mod http;
 mod people;

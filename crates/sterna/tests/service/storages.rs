@@ -14,7 +14,7 @@ use crate::servers::Storage;
 pub const LARGE: usize = (40 << 20) + 12_345;
 
 /// Configuration of nginx that sends 1 MB/s from one directory.
-const SLOW: &str = "location /slow/ { limit_rate 1m; }";
+pub const SLOW: &str = "location /slow/ { limit_rate 1m; }";
 
 /// File of a job, as the interface shows it.
 pub struct Outcome {
