@@ -1,8 +1,12 @@
-//! Removal of the temporary file of a transfer that failed or was cancelled.
+//! Removal of what a transfer that failed or was cancelled has left at a storage.
+//!
+//! A temporary name is unique for service, file and attempt: it is deleted after the attempt has ended, and again
+//! later. Anybody may write to a final name at any time: what this attempt wrote there is deleted once, within it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use sterna_proto::Error;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
@@ -16,7 +20,7 @@ const DELETE_AFTER: [Duration; 2] = [Duration::ZERO, Duration::from_secs(10)];
 /// Time limit of a deletion.
 const DELETE_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// File at a storage that is deleted when this is dropped.
+/// File with a temporary name that is deleted when this is dropped.
 pub(super) struct Temporary {
     client: Arc<Client>,
     end: End,
@@ -24,7 +28,7 @@ pub(super) struct Temporary {
 }
 
 impl Temporary {
-    /// Creates it for a file that does not exist yet.
+    /// Creates it for a name that is unique for service, file and attempt.
     pub fn new(client: Arc<Client>, end: End) -> Self {
         Self { client, end, is_armed: true }
     }
@@ -51,4 +55,22 @@ impl Drop for Temporary {
             }
         });
     }
+}
+
+/// Deletes a file at a final name, which this attempt has written and found wrong. Waits for the end. Returns `failed`,
+/// with a note if the file may still be there.
+pub(super) async fn delete_written(client: &Client, end: &End, failed: Error) -> Error {
+    let why = match timeout(DELETE_TIME_MAX, storage::delete(client, end)).await {
+        Ok(Ok(_)) => return failed,
+        Ok(Err(error)) => error.chain(),
+        Err(_) => format!("DELETE {}: no answer within {} s", end.at, DELETE_TIME_MAX.as_secs()),
+    };
+    tracing::warn!("{why}; a file that is wrong may stay there");
+    noted(failed, end)
+}
+
+/// Returns an error that says that a part of a file may be at a final name.
+pub(super) fn noted(error: Error, end: &End) -> Error {
+    let text = format!("{}; a part of the file may be at {}", error.text(), end.at);
+    error.reworded(text)
 }

@@ -1,9 +1,11 @@
 //! Requests to storages and the heads of their answers, with redirects.
 //!
-//! Follows redirects by hand: only to HTTP and HTTPS, without the token if the host changes, and never from a public
-//! host to an address that is not public. Refuses to know verbs and their statuses: `storage` and others do.
+//! Follows redirects by hand: only to HTTP and HTTPS, without the token if the host changes, without the proxy if the
+//! domain changes, and never from a public host to an address that is not public. DELETE and MOVE stay in their domain.
+//! Refuses to know other verbs and their statuses: `storage` and others do.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +44,14 @@ const DIGESTS_MAX: usize = 8;
 
 /// Maximum number of storages whose requests are counted. Reason: some MB of memory.
 const STORAGES_MAX: usize = 10_000;
+
+/// Methods that follow no redirect to another domain. Reason: a hostile storage would name a file of the user
+/// elsewhere. Within the domain: redirectors of XRootD and dCache send them to their disk servers.
+const METHODS_OF_ONE_DOMAIN: [&str; 2] = ["DELETE", "MOVE"];
+
+/// Labels below a domain of a country under which strangers register names (`ac.uk`). Guess: covers the storages of
+/// research networks.
+const SHARED_LABELS: [&str; 7] = ["ac", "co", "com", "edu", "gov", "net", "org"];
 
 /// Header with the token of the passive party of a third-party copy.
 const TRANSFER_AUTHORIZATION: HeaderName = HeaderName::from_static("transferheaderauthorization");
@@ -105,6 +115,8 @@ pub(super) struct Route {
     pub at: WebLocation,
     /// True if the token may be sent there.
     pub is_authorized: bool,
+    /// True if the proxy may be shown there.
+    shows_proxy: bool,
     reach: Reach,
     count: usize,
 }
@@ -112,7 +124,7 @@ pub(super) struct Route {
 impl Route {
     /// Returns the beginning of a chain.
     pub fn new(at: WebLocation) -> Self {
-        Self { at, is_authorized: true, reach: Reach::Named, count: 0 }
+        Self { at, is_authorized: true, shows_proxy: true, reach: Reach::Named, count: 0 }
     }
 
     /// Returns the place after a redirect to `reference`. `is_public`: the storage that sent it has a public address.
@@ -127,11 +139,26 @@ impl Route {
         let is_same_host = at.host() == self.at.host();
         Ok(Self {
             is_authorized: self.is_authorized && is_same_host && !is_downgraded,
+            shows_proxy: self.shows_proxy && (is_same_host || is_same_domain(self.at.host(), at.host())),
             reach: if is_public { Reach::Public } else { self.reach },
             count: self.count + 1,
             at,
         })
     }
+}
+
+/// Returns true if two host names look like names of one owner: they share the last two labels, or the last three
+/// below a domain like `ac.uk`. An address has no owner.
+fn is_same_domain(one: &str, other: &str) -> bool {
+    let domain = |host: &str| {
+        let host = host.trim_end_matches('.');
+        let mut labels = host.rsplit('.');
+        let (top, second) = (labels.next()?, labels.next()?);
+        let is_shared = top.len() == 2 && SHARED_LABELS.contains(&second);
+        let third = if is_shared { Some(labels.next()?.to_owned()) } else { None };
+        host.parse::<IpAddr>().is_err().then(|| (top.to_owned(), second.to_owned(), third))
+    };
+    domain(one).is_some_and(|owner| domain(other) == Some(owner))
 }
 
 /// Answer to a request.
@@ -231,6 +258,11 @@ impl Client {
         };
         let next = route.after(reference, reply.connection.is_public());
         let next = next.map_err(|text| request.failed(ErrorKind::Protocol, &text))?;
+        // A proxy follows the same rule.
+        if METHODS_OF_ONE_DOMAIN.contains(&request.method) && !next.shows_proxy {
+            let text = format!("a redirect to {}: {} is sent to no other domain", next.at, request.method);
+            return Err(request.failed(ErrorKind::Denied, &text));
+        }
         self.connections.check_host(&next.at).map_err(|e| {
             let text = format!("a redirect to {}: {}", next.at, e.text());
             request.failed(ErrorKind::Denied, &text)
@@ -252,8 +284,9 @@ impl Client {
         prepare: impl Fn(&mut HttpRequest<()>, &Arc<TcpStream>),
     ) -> Result<Reply, Error> {
         let mut identity = request.end.identity.clone();
-        // A proxy may be shown to every storage: nobody can use it without its key.
         identity.token = identity.token.filter(|_| route.is_authorized);
+        // Nobody can use a proxy without its key, but a storage elsewhere would carry out the request as the user.
+        identity.proxy = identity.proxy.filter(|_| route.shows_proxy);
         let is_harmless = matches!(request.method, "HEAD" | "GET" | "DELETE" | "PROPFIND");
         let repeated = body.again().filter(|_| is_harmless);
         let mut tries = 0;
@@ -366,6 +399,31 @@ mod tests {
         let away = from.after("https://disk1.example/f", false).unwrap();
         assert!(!away.after("https://disk1.example/g", false).unwrap().is_authorized);
         assert!(!away.after("https://se.example/a/f", false).unwrap().is_authorized);
+    }
+
+    #[test]
+    fn a_proxy_stays_within_its_domain() {
+        for (host, reference, shows_proxy) in [
+            ("se.example.org", "https://se.example.org:1094/f", true),
+            ("se.example.org", "https://disk1.example.org/f", true),
+            ("door.se.example.org", "https://disk1.pool.example.org./f", true),
+            ("se.example.org", "https://example.org.evil.net/f", false),
+            ("se.example.org", "https://se.example.net/f", false),
+            ("se.rl.ac.uk", "https://disk1.rl.ac.uk/f", true),
+            ("se.rl.ac.uk", "https://disk1.evil.ac.uk/f", false),
+            ("rl.ac.uk", "https://ac.uk/f", false),
+            ("se.psi.ch", "https://disk1.psi.ch/f", true),
+            ("localhost", "https://localhost:7/f", true),
+            ("localhost", "https://127.0.0.1/f", false),
+            ("10.0.0.1", "https://10.9.0.1/f", false),
+            ("[2001:db8::1]", "https://[2001:db8::2]/f", false),
+        ] {
+            let next = route(&format!("https://{host}/f")).after(reference, false).unwrap();
+            assert_eq!(next.shows_proxy, shows_proxy, "{host} {reference}");
+        }
+        // A proxy that was left behind does not come back.
+        let away = route("https://se.example.org/f").after("https://evil.net/f", false).unwrap();
+        assert!(!away.after("https://se.example.org/g", false).unwrap().shows_proxy);
     }
 
     #[test]

@@ -46,12 +46,14 @@ pub(super) struct Stream<'a> {
     pub tag: Option<String>,
     /// File to write at the destination.
     pub target: &'a End,
+    /// A file with that name may be replaced.
+    pub may_replace: bool,
     /// Size of the file.
     pub size: u64,
     /// Number of ranges that the user wants to be read at the same time.
     pub ranges: Option<u32>,
-    /// Algorithm of the digest that is computed.
-    pub algorithm: Option<Algorithm>,
+    /// Digests that are computed.
+    pub checks: Checks,
     /// Gets the bytes that have moved.
     pub progress: &'a Progress,
 }
@@ -87,8 +89,8 @@ impl Feed<'_> {
 }
 
 impl Stream<'_> {
-    /// Moves the file. Returns the digest of the bytes that were read.
-    pub async fn run(self) -> Result<Option<Digest>, Error> {
+    /// Moves the file. Returns the digests of the bytes that were read. `Ok`: the storage has reported success.
+    pub async fn run(self) -> Result<FileDigests, Error> {
         let meter = Meter::new(self.progress, self.source.storage().is_none());
         let outcome = tokio::select! {
             outcome = self.run_measured(&meter) => outcome,
@@ -98,13 +100,11 @@ impl Stream<'_> {
         outcome
     }
 
-    async fn run_measured(&self, meter: &Meter<'_>) -> Result<Option<Digest>, Error> {
-        let checks = self.algorithm.map_or(Checks::NONE, |algorithm| Checks::NONE.with(algorithm));
-        let checks = self.source.checks(checks);
+    async fn run_measured(&self, meter: &Meter<'_>) -> Result<FileDigests, Error> {
         let began = Instant::now();
         let opened = self.source.open(self.client, self.size, self.tag.clone(), self.ranges).await;
         meter.opened(began.elapsed());
-        let (reader, digests) = (opened?, InOrder::new(checks));
+        let (reader, digests) = (opened?, InOrder::new(self.checks));
         let mut feed = Feed { reader, digests, bytes: 0, progress: self.progress, meter };
         let mut route = Route::new(self.target.at.clone());
         let request = self.request();
@@ -125,7 +125,7 @@ impl Stream<'_> {
                 storage::make_parents(self.client, self.target).await?;
                 if feed.bytes > 0 {
                     feed.reader = self.source.open(self.client, self.size, self.tag.clone(), self.ranges).await?;
-                    (feed.bytes, feed.digests) = (0, InOrder::new(checks));
+                    (feed.bytes, feed.digests) = (0, InOrder::new(self.checks));
                 }
                 has_made_parents = true;
                 continue;
@@ -137,9 +137,7 @@ impl Stream<'_> {
             if feed.bytes < self.size {
                 return Err(request.failed(ErrorKind::Protocol, "an answer before the end of the file"));
             }
-            let digests = computed(feed.digests);
-            self.source.confirm(&digests).await?;
-            return Ok(self.algorithm.and_then(|algorithm| digests.digest(algorithm)));
+            return Ok(computed(feed.digests));
         }
     }
 
@@ -148,6 +146,10 @@ impl Stream<'_> {
             vec![("content-length", self.size.to_string()), ("content-type", "application/octet-stream".to_owned())];
         if self.size > 0 {
             headers.push(("expect", "100-continue".to_owned()));
+        }
+        if !self.may_replace {
+            // Somebody may have written there since the last look. A server that knows the condition answers 412.
+            headers.push(("if-none-match", "*".to_owned()));
         }
         let time = ANSWER_TIME_MIN + Duration::from_secs(self.size / ANSWER_BYTES_PER_S);
         Request { method: "PUT", end: self.target, headers, time, phase: Phase::Transfer, passive_token: None }

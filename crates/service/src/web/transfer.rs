@@ -4,15 +4,16 @@
 //! gets the final name, so that a transfer that fails destroys nothing. Refuses to retry: the service decides.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sha1::{Digest as _, Sha1};
 use sterna_net::agent::OutgoingFile;
-use sterna_proto::{Digest, Error, ErrorKind, Phase, Retry, Scope};
+use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, FileDigests, Phase, Retry, Scope};
 use tokio::time::timeout;
 
 use super::address::ConnectRules;
-use super::cleanup::Temporary;
+use super::cleanup::{Temporary, delete_written, noted};
 use super::client::{Client, End};
 use super::connection::{Connections, Identity};
 use super::digest::Check;
@@ -36,8 +37,13 @@ const MEMORY_BLOCKS: usize = 32;
 /// Time limit of an attempt with an empty file, unless the job has one. Reason: queues of disk servers.
 const ATTEMPT_TIME_MIN: Duration = Duration::from_secs(3600);
 
-/// Least mean rate of an attempt, unless the job has a limit. Reason: 1 TB in two weeks; stalls end much earlier.
+/// Least mean rate of an attempt, unless the job has a limit. Reason: 100 GB in a bit more than a day; stalls end much
+/// earlier.
 const ATTEMPT_BYTES_PER_S: u64 = 1_000_000;
+
+/// Maximum time limit of an attempt, unless the job has one. Reason: a server can claim any size, and its transfer
+/// holds a place and memory that others need. 5 TB arrive in 7 days at 8.3 MB/s.
+const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Words that clients look for. Source: FTS3.
 const DESTINATION_EXISTS: &str = "Destination file exists and overwrite is not enabled";
@@ -63,12 +69,14 @@ struct Transfer<'a> {
     destination: End,
     check: Option<Check>,
     progress: &'a Progress,
+    /// True from the first request that may write to the final name.
+    has_touched_final_name: AtomicBool,
 }
 
 /// File that was moved, and compared in part.
 struct Arrived {
-    /// Digest of the bytes that were read, if this worker has read them.
-    read: Option<Digest>,
+    /// Digests of the bytes that were read, if this worker has read them.
+    read: Option<FileDigests>,
 }
 
 impl Web {
@@ -133,13 +141,14 @@ impl Web {
             )?,
             check: Check::of(task)?,
             progress,
+            has_touched_final_name: AtomicBool::new(false),
         };
         let given = task.options.timeout_s.map(|seconds| Duration::from_secs(seconds.into()));
         let prepared = match given {
             Some(limit) => timeout(limit, transfer.run(None)).await.map_err(|_| limit),
             None => Ok(transfer.run(Some(ATTEMPT_TIME_MIN)).await),
         };
-        prepared.unwrap_or_else(|limit| Err(too_long(limit)))
+        prepared.unwrap_or_else(|limit| Err(transfer.too_long(limit)))
     }
 }
 
@@ -150,31 +159,40 @@ fn end_of(location: &str, (credentials, token): (&Credentials, &Option<Secret>),
     location::read(location).map(|at| End { at, identity: Identity { token: token.clone(), proxy }, scope })
 }
 
-/// Returns the error of an attempt that took too long.
-fn too_long(limit: Duration) -> Error {
-    let text = format!("the transfer did not end within {} s", limit.as_secs());
-    failure::error(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, text)
-}
-
 impl Transfer<'_> {
     /// Runs. `time`: time limit for an empty file; a larger one has more.
     async fn run(&self, time: Option<Duration>) -> Result<Moved, Error> {
         let (size, source) = self.prepare_source().await?;
         self.progress.set_size(size);
-        let placed = self.prepare_destination(size, &source).await?;
+        let limit = time.map(|time| ATTEMPT_TIME_MAX.min(time + Duration::from_secs(size / ATTEMPT_BYTES_PER_S)));
+        match limit {
+            None => self.run_prepared(size, &source).await,
+            Some(limit) => {
+                let moved = timeout(limit, self.run_prepared(size, &source)).await;
+                moved.unwrap_or_else(|_| Err(self.too_long(limit)))
+            }
+        }
+    }
+
+    /// Looks at the destination, and delivers the file unless it is there.
+    async fn run_prepared(&self, size: u64, source: &Stat) -> Result<Moved, Error> {
+        let placed = self.prepare_destination(size, source).await?;
         if placed == Placed::Found {
             return Ok(Moved { size: Some(size), placed: Some(placed), ..Moved::default() });
         }
-        let limit = time.map(|time| time + Duration::from_secs(size / ATTEMPT_BYTES_PER_S));
-        let checksum = match limit {
-            None => self.deliver(size, &source).await?,
-            Some(limit) => {
-                let delivered = timeout(limit, self.deliver(size, &source)).await;
-                delivered.unwrap_or_else(|_| Err(too_long(limit)))?
-            }
-        };
+        let checksum = self.deliver(size, source).await?;
         let placed = Some(placed);
         Ok(Moved { bytes: size, size: Some(size), checksum, placed, ..self.progress.moved(Instant::now()) })
+    }
+
+    /// Returns the error of an attempt that took too long.
+    fn too_long(&self, limit: Duration) -> Error {
+        let text = format!("the transfer did not end within {} s", limit.as_secs());
+        let error = failure::error(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, text);
+        match self.has_touched_final_name.load(Ordering::Relaxed) {
+            true => noted(error, &self.destination),
+            false => error,
+        }
     }
 
     fn client(&self) -> &Arc<Client> {
@@ -215,33 +233,45 @@ impl Transfer<'_> {
         if may_replace && !self.task.notes_replaced {
             return Ok(Placed::Replaced);
         }
-        let wanted = self.check.map(|check| check.algorithm).filter(|_| self.task.is_repeated() && !may_replace);
+        // FTS3 takes Adler-32 if a request names no algorithm.
+        let algorithm = self.check.map_or(Algorithm::Adler32, |check| check.algorithm);
+        let wanted = Some(algorithm).filter(|_| self.task.is_repeated() && !may_replace);
         let Some(there) = storage::stat(self.client(), &self.destination, Phase::Prepare, wanted).await? else {
             return Ok(Placed::New);
         };
         if may_replace {
             return Ok(Placed::Replaced);
         }
-        if self.task.is_repeated() && there.size == Some(size) {
-            let of_source = match source.digest {
-                None if there.digest.is_some() => self.digest_here(size).await?,
-                of_source => of_source,
-            };
-            if of_source.is_none() || there.digest.is_none() || of_source == there.digest {
-                return Ok(Placed::Found);
-            }
+        if self.task.is_repeated() && there.size == Some(size) && self.is_same(algorithm, size, source, &there).await? {
+            return Ok(Placed::Found);
         }
         Err(Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, DESTINATION_EXISTS))
     }
 
-    /// Returns the digest of a file of this host; `None`: the source is at a storage, or no digest is wanted.
-    async fn digest_here(&self, size: u64) -> Result<Option<Digest>, Error> {
-        match (&self.source, self.check) {
-            (Source::Local(_), Some(check)) => {
-                read_digest(self.source.open(self.client(), size, None, None).await?, check.algorithm).await
+    /// Compares a file at the destination with the source by digests: the given one, those that storages report, or of
+    /// bytes that are read here. A digest that is not known equals none.
+    async fn is_same(&self, algorithm: Algorithm, size: u64, source: &Stat, there: &Stat) -> Result<bool, Error> {
+        let of_target = match there.digest {
+            Some(digest) => Some(digest),
+            None => {
+                let reader = Reader::open(self.client(), &self.destination, size, there.tag.clone(), None).await;
+                let read = async { read_digest(reader?, algorithm).await };
+                match read.await {
+                    // A user who may only write there.
+                    Err(error) if error.kind == ErrorKind::Denied => None,
+                    read => read?,
+                }
             }
-            _ => Ok(None),
-        }
+        };
+        let Some(of_target) = of_target else { return Ok(false) };
+        let of_source = match self.check.and_then(|check| check.given).or(source.digest) {
+            Some(digest) => Some(digest),
+            None => {
+                let reader = self.source.open(self.client(), size, source.tag.clone(), None).await?;
+                read_digest(reader, algorithm).await?
+            }
+        };
+        Ok(of_source == Some(of_target))
     }
 
     /// Moves the file, and gives it its name. Returns the checksum that was compared.
@@ -273,13 +303,35 @@ impl Transfer<'_> {
             }
             tracing::info!("{}: the storage renames no file; writing to the final name", self.destination.at);
         }
-        // A file that is to be replaced is not deleted after a failure: nobody knows whether it was touched.
-        let is_new = !self.may_replace() && !self.task.options.keeps_partial;
-        let temporary = is_new.then(|| Temporary::new(Arc::clone(self.client()), self.destination.clone()));
-        let arrived = self.fetch(&self.destination, size, source, false).await?;
-        let checksum = self.verify(&self.destination, size, source, &arrived).await?;
-        temporary.into_iter().for_each(Temporary::keep);
-        Ok(checksum)
+        self.deliver_directly(size, source).await
+    }
+
+    /// Moves the file to its final name. Returns the checksum that was compared.
+    ///
+    /// Anybody else may write to that name too. Only a file that this attempt has written as a new one, and that is
+    /// wrong, is deleted, before the attempt ends. Nothing is deleted after a failed or cancelled request to write.
+    async fn deliver_directly(&self, size: u64, source: &Stat) -> Result<Option<String>, Error> {
+        let target = &self.destination;
+        self.has_touched_final_name.store(true, Ordering::Relaxed);
+        let arrived = match self.fetch(target, size, source, false).await {
+            Ok(arrived) => arrived,
+            Err(error) if error.kind == ErrorKind::Exists => {
+                let text = format!("{DESTINATION_EXISTS}: {}", error.text());
+                return Err(error.reworded(text));
+            }
+            Err(error) => return Err(noted(error, target)),
+        };
+        match self.verify(target, size, source, &arrived).await {
+            Err(error) if matches!(error.kind, ErrorKind::Corrupt | ErrorKind::Changed) => {
+                // A file that was replaced may be the one that another writer has put there meanwhile.
+                match !self.may_replace() && !self.task.options.keeps_partial {
+                    true => Err(delete_written(self.client(), target, error).await),
+                    false => Err(noted(error, target)),
+                }
+            }
+            Err(error) => Err(noted(error, target)),
+            Ok(checksum) => Ok(checksum),
+        }
     }
 
     /// Returns the temporary name. It is the same for a repeated attempt, so that a restarted service finds it.
@@ -296,7 +348,7 @@ impl Transfer<'_> {
             self.progress.begin(Mode::Put, Instant::now());
             let read = self.stream(target, size, source).await;
             self.progress.end(Instant::now());
-            return Ok(Arrived { read: read? });
+            return Ok(Arrived { read: Some(read?) });
         };
         let pair: Pair = (from.at.origin().to_owned(), self.destination.at.origin().to_owned());
         let (mut last, mut refused) = (None, Vec::new());
@@ -348,27 +400,34 @@ impl Transfer<'_> {
         target: &End,
         size: u64,
         source: &Stat,
-    ) -> Result<Option<Digest>, Failed> {
+    ) -> Result<Option<FileDigests>, Failed> {
         if mode == Mode::Streamed {
-            return Ok(self.stream(target, size, source).await?);
+            return Ok(Some(self.stream(target, size, source).await?));
         }
         let (client, progress, streams) = (self.client(), self.progress, self.task.options.lanes);
-        let may_replace = target.at != self.destination.at || self.may_replace();
+        let may_replace = self.may_replace_at(target);
         let copy = ThirdParty { client, source: from, target, size, may_replace, streams, progress };
         copy.run(mode).await?;
         Ok(None)
     }
 
-    /// Writes what this worker reads from the source. Returns the digest of the bytes.
-    async fn stream(&self, target: &End, size: u64, source: &Stat) -> Result<Option<Digest>, Error> {
+    /// Returns true if a file at a temporary or final name may be replaced.
+    fn may_replace_at(&self, target: &End) -> bool {
+        target.at != self.destination.at || self.may_replace()
+    }
+
+    /// Writes what this worker reads from the source. Returns the digests of the bytes.
+    async fn stream(&self, target: &End, size: u64, source: &Stat) -> Result<FileDigests, Error> {
+        let checks = self.check.map_or(Checks::NONE, |check| Checks::NONE.with(check.algorithm));
         let stream = Stream {
             client: self.client(),
             source: &self.source,
             tag: source.tag.clone(),
             target,
+            may_replace: self.may_replace_at(target),
             size,
             ranges: self.task.options.lanes,
-            algorithm: self.check.map(|check| check.algorithm),
+            checks: self.source.checks(checks),
             progress: self.progress,
         };
         stream.run().await
@@ -377,6 +436,9 @@ impl Transfer<'_> {
     /// Compares size and digests of the file that has arrived. Returns the checksum that was compared.
     async fn verify(&self, target: &End, size: u64, source: &Stat, arrived: &Arrived) -> Result<Option<String>, Error> {
         let wanted = self.check.filter(|check| check.has_destination()).map(|check| check.algorithm);
+        if let Some(read) = &arrived.read {
+            self.source.confirm(read).await?;
+        }
         let corrupt = |text: String| failure::error(ErrorKind::Corrupt, Scope::Destination, Phase::Verify, text);
         let there = storage::stat(self.client(), target, Phase::Verify, wanted).await?;
         let Some(there) = there else {
@@ -407,14 +469,15 @@ impl Transfer<'_> {
             let digest = read_digest(reader, check.algorithm).await?;
             digest.map_or(Ok(()), |digest| self.compare_with_given(check, digest)).map(|()| digest)
         };
-        if let (Some(read), Some(reported)) = (arrived.read, source.digest)
+        let read_here = arrived.read.as_ref().and_then(|read| read.digest(check.algorithm));
+        if let (Some(read), Some(reported)) = (read_here, source.digest)
             && read != reported
         {
             let (name, read, reported) = (check.algorithm, read.hex(), reported.hex());
             let text = format!("{name} checksums of the source and of its bytes here differ: {reported} and {read}");
             return Err(failure::error(ErrorKind::Corrupt, Scope::Path, Phase::Verify, text));
         }
-        let mut of_source = arrived.read.or(source.digest).filter(|_| check.has_source());
+        let mut of_source = read_here.or(source.digest).filter(|_| check.has_source());
         if let Some(digest) = of_source {
             self.compare_with_given(check, digest)?;
         } else if check.has_source() && check.given.is_none() == check.has_destination() {

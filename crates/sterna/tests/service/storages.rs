@@ -400,3 +400,127 @@ fn storages_that_need_a_certificate_get_the_delegated_proxy() {
     let (status, body) = serve.request("POST", "/jobs", &job.to_string());
     assert!(status == 419 && body.contains("No delegation found"), "{status} {body}");
 }
+
+/// Configuration of nginx that logs requests.
+const LOGGED: &str = "access_log access.log;";
+
+/// Returns the requests that nginx has logged.
+fn log(storage: &Storage) -> String {
+    std::fs::read_to_string(storage.path("../access.log")).unwrap_or_default()
+}
+
+/// Starts nginx that answers 500 to requests of a method while it has a file `held` beside its files.
+fn holding(method: &str) -> Storage {
+    let storage = Storage::nginx(&format!(
+        "{LOGGED} set $held $request_method; if (-f $document_root/../held) {{ set $held \"$held held\"; }}
+        if ($held = \"{method} held\") {{ return 500; }}"
+    ));
+    hold(&storage);
+    storage
+}
+
+fn hold(storage: &Storage) {
+    std::fs::write(storage.path("../held"), b"").unwrap();
+}
+
+fn release(storage: &Storage) {
+    std::fs::remove_file(storage.path("../held")).unwrap();
+}
+
+/// The name is one that no MOVE can give. A DELETE that comes late would delete the file of the next attempt.
+#[test]
+fn a_failed_write_to_a_final_name_deletes_nothing() {
+    let (source, destination) = (Storage::nginx(""), holding("PUT"));
+    let serve = Serve::start();
+    source.put("f", b"bytes");
+    let refused = run(&serve, &source.url("f"), &destination.url("a%20b"), json!({}));
+    refused.assert_failed("DESTINATION [");
+    assert!(refused.reason.contains("a part of the file may be at http://localhost:"), "{}", refused.reason);
+    let file = json!({"sources": [source.url("f")], "destinations": [destination.url("c%20d")]});
+    let id = submit(&serve, file, &json!({"retry": 3, "retry_delay": 1}));
+    until(|| log(&destination).contains("PUT /c%20d"));
+    release(&destination);
+    assert_eq!(wait(&serve, &id).way(), "streamed");
+    assert_eq!(destination.read("c d").unwrap(), b"bytes");
+    assert!(!log(&destination).contains("DELETE"), "{}", log(&destination));
+    // A wrong file that an attempt has written is deleted before the attempt ends.
+    let wrong = json!({"sources": [source.url("f")], "destinations": [destination.url("e%20f")],
+        "checksum": "ADLER32:1"});
+    run_file(&serve, wrong.clone(), json!({"verify_checksum": "target"})).assert_failed("DESTINATION [5] ");
+    assert_eq!(destination.names(), ["c d"]);
+    let replaced = run_file(&serve, wrong, json!({"verify_checksum": "target", "overwrite": true}));
+    replaced.assert_failed("DESTINATION [5] ");
+    assert_eq!(destination.names(), ["c d", "e f"]);
+}
+
+/// Somebody has made it since the worker has looked.
+#[test]
+fn a_file_that_appears_at_a_final_name_stays() {
+    let appears = "location \"/new \" { if ($request_method = HEAD) { return 404; } }";
+    let condition = "if ($http_if_none_match = \"*\") { return 412; }";
+    let (source, destination) = (Storage::nginx(""), Storage::nginx(&format!("{LOGGED} {condition} {appears}")));
+    let serve = Serve::start();
+    source.put("f", b"bytes");
+    destination.put("new b", b"other");
+    let refused = run(&serve, &source.url("f"), &destination.url("new%20b"), json!({}));
+    refused.assert_failed("DESTINATION [17] Destination file exists and overwrite is not enabled: PUT ");
+    assert_eq!(destination.read("new b").unwrap(), b"other");
+    assert!(!log(&destination).contains("DELETE"), "{}", log(&destination));
+    // A temporary name has no condition, and neither has a file that may be replaced.
+    run(&serve, &source.url("f"), &destination.url("c"), json!({})).way();
+    run(&serve, &source.url("f"), &destination.url("c%20d"), json!({"overwrite": true})).way();
+    assert_eq!(destination.names(), ["c", "c d", "new b"]);
+}
+
+#[test]
+fn a_deletion_and_a_renaming_are_sent_to_no_other_domain() {
+    let (source, victim) = (Storage::nginx(""), Storage::nginx(LOGGED));
+    let serve = Serve::start();
+    source.put("f", b"bytes");
+    victim.put("precious", b"precious");
+    let away = format!("return 307 http://127.0.0.1:{}/precious;", victim.port());
+    let cannot_rename = "if ($request_method = MOVE) { return 405; }";
+    let deletes = Storage::nginx(&format!("{cannot_rename} if ($request_method = DELETE) {{ {away} }}"));
+    let renames = Storage::nginx(&format!("if ($request_method = MOVE) {{ {away} }}"));
+    for (storage, method) in [(&deletes, "DELETE"), (&renames, "MOVE")] {
+        let refused = run(&serve, &source.url("f"), &storage.url("g"), json!({}));
+        refused.assert_failed(&format!("DESTINATION [13] {method} "));
+        assert!(refused.reason.contains("is sent to no other domain"), "{}", refused.reason);
+    }
+    assert_eq!((victim.read("precious").unwrap(), log(&victim)), (b"precious".to_vec(), String::new()));
+    until(|| renames.names().is_empty());
+}
+
+/// nginx reports no digest, and the first attempt has not come to the destination.
+#[test]
+fn a_file_of_the_same_size_is_recognised_by_its_digest() {
+    let (source, destination) = (holding("HEAD"), Storage::nginx(""));
+    let serve = Serve::start();
+    source.put("f", b"new bytes");
+    for (number, (policy, checksum)) in
+        [("both", adler32(b"new bytes")), ("both", "MD5".to_owned()), ("none", "ADLER32".to_owned())]
+            .into_iter()
+            .enumerate()
+    {
+        for (bytes, is_same) in [(b"old bytes", false), (b"new bytes", true)] {
+            let name = format!("{number}-{is_same}");
+            destination.put(&name, bytes);
+            let inode = std::fs::metadata(destination.path(&name)).unwrap().ino();
+            hold(&source);
+            let failures = || log(&source).matches("\" 500 ").count();
+            let before = failures();
+            let file = json!({"sources": [source.url("f")], "destinations": [destination.url(&name)],
+                "checksum": checksum});
+            let id = submit(&serve, file, &json!({"verify_checksum": policy, "retry": 3, "retry_delay": 1}));
+            until(|| failures() > before);
+            release(&source);
+            let outcome = wait(&serve, &id);
+            match is_same {
+                true => drop(outcome.way()),
+                false => outcome.assert_failed("DESTINATION [17] Destination file exists"),
+            }
+            assert_eq!(destination.read(&name).unwrap(), bytes);
+            assert_eq!(std::fs::metadata(destination.path(&name)).unwrap().ino(), inode);
+        }
+    }
+}

@@ -115,7 +115,9 @@ fn an_agent_writes_only_to_hosts_that_its_operator_allows() {
     let to = format!("http://127.0.0.1:{}", storage.port());
     let away = Storage::nginx(&format!("location /r/ {{ rewrite ^(/r/.*)$ {to}$1 redirect; }}"));
     let refuses_put = format!("if ($request_method = PUT) {{ return 307 {to}$request_uri; }}");
-    let later = Storage::nginx(&format!("location /r/ {{ {refuses_put} }}"));
+    // A redirector in front of the disk of the other server.
+    let data = storage.path("").display().to_string();
+    let later = Storage::nginx(&format!("location /r/ {{ root {data}; {refuses_put} }}"));
     let closed = Agent::start(&serve, "closed.example", &["--web", "data.example"]);
     let near = Agent::start(&serve, "near.example", &LOCAL);
     let open = Agent::start(&serve, "open.example", &["--web", "localhost", "--web", "127.0.0.1"]);
@@ -133,7 +135,7 @@ fn an_agent_writes_only_to_hosts_that_its_operator_allows() {
         assert!(refused.reason.contains("--web 127.0.0.1"), "{}", refused.reason);
     }
     assert!(fs::read_dir(storage.path("r")).unwrap().next().is_none(), "bytes reached another host");
-    assert_eq!(run(&serve, &open.url("f"), &away.url("r/g"), json!({})).way(), "put");
+    assert_eq!(run(&serve, &open.url("f"), &later.url("r/g"), json!({})).way(), "put");
     assert_eq!(storage.read("r/g").unwrap(), b"bytes");
 }
 
