@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use sterna_proto::session::Overwrite;
 use sterna_proto::wire::ERROR_TEXT_BYTES_MAX;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
@@ -301,6 +302,16 @@ impl Task {
     /// Returns true if an earlier start may have published the file.
     pub fn is_repeated(&self) -> bool {
         self.start > 1
+    }
+
+    /// Returns the policy of this attempt for a destination that exists.
+    pub fn overwrite(&self) -> Overwrite {
+        match self.options.overwrite {
+            OverwritePolicy::Never => Overwrite::Never,
+            OverwritePolicy::Always => Overwrite::Always,
+            OverwritePolicy::OnRetry if self.attempt > 1 => Overwrite::Always,
+            OverwritePolicy::OnRetry => Overwrite::Never,
+        }
     }
 }
 

@@ -37,13 +37,10 @@ impl Shared {
             let text = "the grant of the service has expired, or the clocks of the hosts differ".to_owned();
             return Err(refused(ErrorKind::Denied, text).retry(Retry::After));
         }
-        if !grant.allows(request) {
-            let text = "the grant of the service is for another path or direction".to_owned();
-            return Err(refused(ErrorKind::Denied, text));
-        }
+        grant.check(request)?;
         let rights = match grant.access {
             GrantedAccess::Read => Rights::Read,
-            GrantedAccess::Write => Rights::ReadWrite,
+            GrantedAccess::Write(_) => Rights::ReadWrite,
         };
         Ok(self.grant_of_service(&service).and(&Grant::everywhere(rights)))
     }

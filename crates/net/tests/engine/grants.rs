@@ -7,7 +7,7 @@ use sterna_net::disk::{Access, Root};
 use sterna_net::engine::{CopySpec, Engine, Granted};
 use sterna_net::identity::Identity;
 use sterna_net::source::SourcePlace;
-use sterna_proto::session::{DeleteDirectories, Grant, GrantedAccess, Overwrite, SignedGrant, Target};
+use sterna_proto::session::{DeleteDirectories, Grant, GrantedAccess, ListOptions, Overwrite, SignedGrant, Target};
 use sterna_proto::{Algorithm, Checks, Error, ErrorKind, FileDigests};
 
 use crate::served::{Served, local};
@@ -92,7 +92,7 @@ fn a_grant_is_enough_for_the_paths_that_it_names() {
         std::fs::write(here.join(name), name).unwrap();
     }
     let read_there = |path: &str| std::fs::read_to_string(there.path().join(path)).unwrap();
-    let write = scene.engine(scene.grant(GrantedAccess::Write, &["in/f", "out/deep/g"]));
+    let write = scene.engine(scene.grant(GrantedAccess::Write(Overwrite::Never), &["in/f", "out/deep/g"]));
     assert_eq!(outcome(&write, scene.push(here, &["f", "g"], &["in/f", "out/deep/g"])).unwrap(), 2);
     assert_eq!((read_there("in/f"), read_there("out/deep/g")), ("f".to_owned(), "g".to_owned()));
     let read = scene.engine(scene.grant(GrantedAccess::Read, &["in/f", "out/deep/g"]));
@@ -118,6 +118,38 @@ fn a_grant_is_enough_for_the_paths_that_it_names() {
     assert_eq!(read_there("other"), "secret");
 }
 
+/// The holder of a grant asks for more than its order: to replace the file, and to list a directory.
+#[test]
+fn a_grant_replaces_and_lists_no_more_than_it_says() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (here, scene) = (here.path(), scene(there.path()));
+    std::fs::write(here.join("first"), "first").unwrap();
+    std::fs::write(here.join("second"), "second").unwrap();
+    let copy = |granted, overwrite, file| {
+        let engine = scene.engine(scene.grant(GrantedAccess::Write(granted), &["f"]));
+        outcome(&engine, CopySpec { overwrite, ..scene.push(here, &[file], &["f"]) })
+    };
+    let read = || std::fs::read_to_string(there.path().join("f")).unwrap();
+    assert_eq!(copy(Overwrite::Never, Overwrite::Never, "first").unwrap(), 1);
+    for overwrite in [Overwrite::Always, Overwrite::IfChanged] {
+        let error = copy(Overwrite::Never, overwrite, "second").unwrap_err();
+        assert!(error.kind == ErrorKind::Denied && error.text().contains("replace"), "{error}");
+        assert_eq!(read(), "first");
+    }
+    assert_eq!(copy(Overwrite::Always, Overwrite::Always, "second").unwrap(), 1);
+    assert_eq!(read(), "second");
+    std::fs::create_dir(there.path().join("d")).unwrap();
+    std::fs::write(there.path().join("d/secret"), "bytes").unwrap();
+    let engine = scene.engine(scene.grant(GrantedAccess::Write(Overwrite::Always), &["d"]));
+    for depth in [Some(1), None] {
+        let mut answers = engine.list(&[scene.served.at("d")], &ListOptions::new(depth)).unwrap();
+        let error = answers.next().unwrap().unwrap_err();
+        assert!(error.kind == ErrorKind::Denied && error.text().contains("directory"), "{error}");
+    }
+    let named = engine.list(&[scene.served.at("d")], &ListOptions::new(Some(0))).unwrap();
+    assert_eq!(named.map(Result::unwrap).count(), 1);
+}
+
 #[test]
 fn each_file_of_a_numbered_copy_ends_by_itself() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -129,7 +161,7 @@ fn each_file_of_a_numbered_copy_ends_by_itself() {
     std::fs::write(here.join("f"), b"f").unwrap();
     let targets = ["a", "a", "../b", "taken", "c", "new/d", "e", "g"];
     let sources = ["empty", "f", "f", "f", "large", "f", "directory", "missing"];
-    let engine = scene.engine(scene.grant(GrantedAccess::Write, &targets));
+    let engine = scene.engine(scene.grant(GrantedAccess::Write(Overwrite::Always), &targets));
     let spec = CopySpec { overwrite: Overwrite::Never, ..scene.push(here, &sources, &targets) };
     let summary = engine.start(spec).unwrap().wait().unwrap();
     assert_eq!((summary.done, summary.failed), (3, 5), "{summary:?}");
@@ -159,7 +191,7 @@ fn each_file_of_a_numbered_copy_has_its_own_digest() {
     let targets = ["1", "2", "3", "4"];
     let push = with_digests(scene.push(here, &names, &targets));
     let pull = with_digests(scene.pull(here, &names, &targets));
-    let write = scene.engine(scene.grant(GrantedAccess::Write, &targets));
+    let write = scene.engine(scene.grant(GrantedAccess::Write(Overwrite::Always), &targets));
     let read = scene.engine(scene.grant(GrantedAccess::Read, &["f", "g", "large"]));
     for (engine, spec, at) in [(write, push, there.path()), (read, pull, here)] {
         let summary = engine.start(spec).unwrap().wait().unwrap();
@@ -183,7 +215,7 @@ fn a_grant_of_another_service_or_holder_or_time_is_refused() {
     let forged = |grant: Grant| scene.with(SignedGrant { signature: other.sign(&grant.signed_bytes()), grant });
     let changed = || {
         let signature = scene.service.sign(&good().signed_bytes());
-        scene.with(SignedGrant { grant: scene.grant(GrantedAccess::Write, &["f"]), signature })
+        scene.with(SignedGrant { grant: scene.grant(GrantedAccess::Write(Overwrite::Always), &["f"]), signature })
     };
     // Engine; kind of the refusal, and its words.
     for (engine, kind, words) in [

@@ -5,8 +5,8 @@
 
 use super::query::Query;
 use super::request::Request;
-use super::values::{SOURCES_MAX, read_many};
-use crate::error::Error;
+use super::values::{Overwrite, SOURCES_MAX, read_many, read_overwrite, write_overwrite};
+use crate::error::{Error, ErrorKind, Phase, Scope};
 use crate::wire::{Reader, Writer};
 
 /// First bytes of what a service signs. Reason: a signature for another purpose is no grant.
@@ -17,8 +17,8 @@ const CONTEXT: &[u8] = b"sterna grant 1\0";
 pub enum GrantedAccess {
     /// The holder reads the path.
     Read,
-    /// The holder writes the path, and reads it.
-    Write,
+    /// The holder writes the path, and reads it. The policy is for a file that exists there.
+    Write(Overwrite),
 }
 
 /// Content of a grant.
@@ -47,17 +47,30 @@ impl Grant {
         w.into_bytes()
     }
 
-    /// Returns true if the grant is enough for a request.
-    pub fn allows(&self, request: &Request) -> bool {
-        match request {
+    /// Checks that the grant is enough for a request. Errors: `Denied`.
+    pub fn check(&self, request: &Request) -> Result<(), Error> {
+        let refused = |text: &str| {
+            let text = format!("the grant of the service {text}");
+            Err(Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text))
+        };
+        let is_named = match request {
             // Without targets, a directory could be meant.
-            Request::Push { targets, .. } => {
-                self.access == GrantedAccess::Write && self.has(targets.iter().map(|target| &target.path))
-            }
+            Request::Push { targets, .. } => self.has(targets.iter().map(|target| &target.path)),
             Request::Pull { sources, numbered, .. } => *numbered && self.has(sources.iter()),
             Request::Query(Query::List { paths, .. }) => self.has(paths.iter()),
             Request::Query(Query::Delete { .. } | Query::Rename { .. }) => false,
             Request::ThirdParty(_) | Request::Probe(_) => false,
+        };
+        match (request, self.access) {
+            _ if !is_named => refused("is for another path or direction"),
+            (Request::Push { .. }, GrantedAccess::Read) => refused("is for another path or direction"),
+            (Request::Push { overwrite, .. }, GrantedAccess::Write(granted)) if !includes(granted, *overwrite) => {
+                refused("does not allow to replace files")
+            }
+            (Request::Query(Query::List { options, .. }), _) if options.depth != Some(0) => {
+                refused("is for the files that it names, and not for what is in a directory")
+            }
+            _ => Ok(()),
         }
     }
 
@@ -72,8 +85,11 @@ impl Grant {
         w.raw(&self.at);
         w.byte(match self.access {
             GrantedAccess::Read => 1,
-            GrantedAccess::Write => 2,
+            GrantedAccess::Write(_) => 2,
         });
+        if let GrantedAccess::Write(overwrite) = self.access {
+            write_overwrite(w, overwrite);
+        }
         w.integer(self.paths.len() as u64);
         self.paths.iter().for_each(|path| w.bytes(path));
         w.integer(self.expires);
@@ -86,13 +102,18 @@ impl Grant {
             at: r.array()?,
             access: match r.byte()? {
                 1 => GrantedAccess::Read,
-                2 => GrantedAccess::Write,
+                2 => GrantedAccess::Write(read_overwrite(r)?),
                 code => return Err(Error::protocol(format!("grant from the peer: unknown access {code}"))),
             },
             paths: read_many(r, SOURCES_MAX, |r| r.bytes().map(<[u8]>::to_vec))?,
             expires: r.integer()?,
         })
     }
+}
+
+/// Returns true if a granted policy includes a wanted one: `Always` replaces each file that `IfChanged` replaces.
+fn includes(granted: Overwrite, wanted: Overwrite) -> bool {
+    granted == wanted || granted == Overwrite::Always || wanted == Overwrite::Never
 }
 
 /// Grant with the Ed25519 signature of its service.
@@ -137,7 +158,6 @@ mod tests {
     use crate::digest::Checks;
     use crate::session::query::{DeleteDirectories, ListOptions};
     use crate::session::request::Target;
-    use crate::session::values::Overwrite;
 
     fn grant(access: GrantedAccess) -> Grant {
         let paths = vec![b"in/f".to_vec(), b"in/g".to_vec()];
@@ -149,10 +169,14 @@ mod tests {
     }
 
     fn push(destination: &[u8], targets: &[&[u8]]) -> Request {
+        push_with(Overwrite::Never, destination, targets)
+    }
+
+    fn push_with(overwrite: Overwrite, destination: &[u8], targets: &[&[u8]]) -> Request {
         Request::Push {
             destination: destination.to_vec(),
             several: false,
-            overwrite: Overwrite::Never,
+            overwrite,
             checks: Checks::NONE,
             expect: None,
             dry_run: false,
@@ -166,8 +190,11 @@ mod tests {
     }
 
     fn list(of: &[&[u8]]) -> Request {
-        let options = Box::new(ListOptions::new(Some(0)));
-        Request::Query(Query::List { paths: paths(of), options })
+        list_to(Some(0), of)
+    }
+
+    fn list_to(depth: Option<u32>, of: &[&[u8]]) -> Request {
+        Request::Query(Query::List { paths: paths(of), options: Box::new(ListOptions::new(depth)) })
     }
 
     #[test]
@@ -191,27 +218,46 @@ mod tests {
             (list(&[b"in/f"]), true, true),
             (list(&[b"in/g", b""]), false, false),
             (list(&[b""]), false, false),
+            (list_to(Some(1), &[b"in/f"]), false, false),
+            (list_to(None, &[b"in/f"]), false, false),
             (delete(&[b"in/f"]), false, false),
         ] {
-            assert_eq!(grant(GrantedAccess::Read).allows(&request), to_read, "read: {request:?}");
-            assert_eq!(grant(GrantedAccess::Write).allows(&request), to_write, "write: {request:?}");
+            assert_eq!(grant(GrantedAccess::Read).check(&request).is_ok(), to_read, "read: {request:?}");
+            let write = GrantedAccess::Write(Overwrite::Never);
+            assert_eq!(grant(write).check(&request).is_ok(), to_write, "write: {request:?}");
+        }
+    }
+
+    #[test]
+    fn a_grant_replaces_no_more_than_its_policy() {
+        use Overwrite::{Always, IfChanged, Never};
+        for (granted, allowed) in
+            [(Never, [true, false, false]), (IfChanged, [true, true, false]), (Always, [true, true, true])]
+        {
+            for (wanted, is_allowed) in [Never, IfChanged, Always].into_iter().zip(allowed) {
+                let checked = grant(GrantedAccess::Write(granted)).check(&push_with(wanted, b"", &[b"in/f"]));
+                assert_eq!(checked.is_ok(), is_allowed, "{granted:?}: {wanted:?}");
+            }
         }
     }
 
     #[test]
     fn every_part_of_a_grant_is_signed() {
         let first = grant(GrantedAccess::Read);
-        let mut others = vec![first.clone(); 6];
+        let mut others = vec![first.clone(); 7];
         others[0].service[0] ^= 1;
         others[1].holder[31] ^= 1;
         others[2].at[7] ^= 1;
-        others[3].access = GrantedAccess::Write;
+        others[3].access = GrantedAccess::Write(Overwrite::Never);
         others[4].paths[1].push(b'x');
         others[5].expires += 1;
-        for other in others {
+        others[6].access = GrantedAccess::Write(Overwrite::Always);
+        for (at, other) in others.iter().enumerate() {
             assert_ne!(other.signed_bytes(), first.signed_bytes(), "{other:?}");
+            let is_new = others[..at].iter().all(|earlier| earlier.signed_bytes() != other.signed_bytes());
+            assert!(is_new, "{other:?}");
         }
-        let signed = SignedGrant { grant: first, signature: [9; 64] };
+        let signed = SignedGrant { grant: others.remove(6), signature: [9; 64] };
         let bytes = signed.encode();
         assert_eq!(SignedGrant::decode(&bytes).unwrap(), signed);
         assert!((0..bytes.len()).all(|length| SignedGrant::decode(&bytes[..length]).is_err()), "cut short");

@@ -344,7 +344,7 @@ pub fn frames() -> Vec<Frame> {
         service: [4; 32],
         holder: [5; 32],
         at: [6; 32],
-        access: GrantedAccess::Write,
+        access: GrantedAccess::Write(Overwrite::Never),
         paths: vec![b"in/f".to_vec(), b"in/g".to_vec()],
         expires: 1_800_000_000,
     };

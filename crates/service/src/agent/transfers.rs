@@ -26,7 +26,7 @@ use tracing::{info, warn};
 
 use super::put::Storages;
 use crate::checksum;
-use crate::job::{ChecksumPolicy, Failure, Moved, OverwritePolicy, PathFacts, Placed, Task};
+use crate::job::{ChecksumPolicy, Failure, Moved, PathFacts, Placed, Task};
 use crate::worker::{End, FromAgent, Key, Order, Other, from_base64};
 
 /// Name of this way of moving files, in replies.
@@ -346,7 +346,7 @@ impl Transfers {
 
 /// Returns how a file that arrives gets to its destination. Looks there only if the service needs that.
 fn placed(commission: &Commission, task: &Task, cancel: &Cancel) -> Placed {
-    match overwrite_of(task) {
+    match task.overwrite() {
         // A file that appears meanwhile makes the transfer fail.
         Overwrite::Never => Placed::New,
         _ if !task.notes_replaced => Placed::Replaced,
@@ -419,7 +419,7 @@ fn checksum_of(task: &Task, digests: &FileDigests) -> Option<String> {
 /// Returns the copy that an order describes. Errors: `Usage`, `Protocol`.
 fn work_of(order: &Order) -> Result<Work, Error> {
     let first = order.tasks.first().ok_or_else(|| Error::protocol("an order without a transfer"))?;
-    let overwrite = overwrite_of(first);
+    let overwrite = first.overwrite();
     match &order.other {
         Other::Agent { address, key, grant } => with_agent(order, (address, key, grant), overwrite),
         Other::Web { .. } if order.tasks.len() > 1 => {
@@ -437,15 +437,6 @@ fn work_of(order: &Order) -> Result<Work, Error> {
             let source = remote(&first.source)?.path;
             Ok(Work::ToWeb { source, destination: WebLocation::parse(&http(&first.destination))? })
         }
-    }
-}
-
-fn overwrite_of(task: &Task) -> Overwrite {
-    match task.options.overwrite {
-        OverwritePolicy::Never => Overwrite::Never,
-        OverwritePolicy::Always => Overwrite::Always,
-        OverwritePolicy::OnRetry if task.attempt > 1 => Overwrite::Always,
-        OverwritePolicy::OnRetry => Overwrite::Never,
     }
 }
 

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use sterna_net::identity::Fingerprint;
-use sterna_proto::session::{Grant, GrantedAccess, SignedGrant};
+use sterna_proto::session::{Grant, GrantedAccess, Overwrite, SignedGrant};
 use sterna_proto::{Error, ErrorKind, Location, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::settings::{Link, Name};
@@ -112,7 +112,8 @@ impl Runner {
             return Ok(Order { tasks, end: *end, other: Other::Web { token } });
         };
         let access = match end {
-            End::Source => GrantedAccess::Write,
+            // Files that share a session have one policy: that of the first.
+            End::Source => GrantedAccess::Write(tasks.first().map_or(Overwrite::Never, Task::overwrite)),
             End::Destination => GrantedAccess::Read,
         };
         let path = |task: &Task| {

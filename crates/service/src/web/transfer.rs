@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use sha1::{Digest as _, Sha1};
 use sterna_net::agent::OutgoingFile;
+use sterna_proto::session::Overwrite;
 use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, FileDigests, Phase, Retry, Scope};
 use tokio::time::timeout;
 
@@ -29,7 +30,7 @@ use super::tls::Tls;
 use super::{failure, location, storage};
 use crate::auth::Trust;
 use crate::credentials::{Credentials, Secret};
-use crate::job::{Moved, OverwritePolicy, Placed, Task};
+use crate::job::{Moved, Placed, Task};
 
 /// Memory of all streamed transfers together, in blocks of 16 MiB. Reason: half a GiB, which a small server has.
 const MEMORY_BLOCKS: usize = 32;
@@ -218,11 +219,7 @@ impl Transfer<'_> {
     }
 
     fn may_replace(&self) -> bool {
-        match self.task.options.overwrite {
-            OverwritePolicy::Never => false,
-            OverwritePolicy::Always => true,
-            OverwritePolicy::OnRetry => self.task.attempt > 1,
-        }
+        self.task.overwrite() != Overwrite::Never
     }
 
     /// Looks at the destination. Returns `Found` if an earlier attempt, whose worker was lost, has delivered the file.
