@@ -21,7 +21,7 @@ use crate::service::{AgentState, Running, now};
 use crate::settings::{kind, read};
 use crate::site::Site;
 use crate::store::{Change, Changed, Event};
-use crate::worker::{Assignment, Connection, End, Key, Order, Other, ToAgent, Unpaired, to_base64};
+use crate::worker::{Assignment, Connection, End, Key, Order, Other, ToAgent, Unpaired, agent_of, to_base64};
 
 /// Maximum number of starts of a file whose agents were lost. Reason: a file that ends its agents must not go on for
 /// ever, and agents that are restarted every day must not fail a file that waits for weeks.
@@ -141,6 +141,24 @@ impl Runner {
             grant: to_base64(&SignedGrant { grant, signature }.encode()),
         };
         Ok(Order { tasks, end: *end, other })
+    }
+
+    /// Returns a failure as it counts for the two endpoints. An agent is believed about its own site, and about a web
+    /// storage, of which it is the only witness. Another site has agents of its own, and one that lies about it must
+    /// not stop its transfers.
+    pub(super) fn as_counted(&self, running: &Running, error: &Error) -> Error {
+        let endpoint = match error.scope {
+            Scope::Source => &running.file.new.source_endpoint,
+            Scope::Destination => &running.file.new.destination_endpoint,
+            _ => return error.clone(),
+        };
+        let mut counted = error.clone();
+        if let (Some(agent), Some(site)) = (agent_of(&running.worker), site_of(endpoint))
+            && !self.members(site).contains(&agent)
+        {
+            counted.scope = Scope::Path;
+        }
+        counted
     }
 
     /// Records the connection of an agent. Returns its transfers that have got lost.

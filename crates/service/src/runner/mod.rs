@@ -632,7 +632,6 @@ impl Runner {
     /// Records the end of a transfer in the scheduler and the statistics.
     fn handle_end(&mut self, running: &Running, moved: &Moved, failure: Option<&Error>) {
         let (file, at) = (&running.file, now());
-        let outcome = failure.map_or(Ok(ByteCount(moved.bytes)), Err);
         if let Some(assignment) = &running.assignment {
             let is_unreached = failure.is_some_and(|error| error.kind == ErrorKind::Unreachable);
             self.agents.handle_reached(assignment, !is_unreached);
@@ -640,6 +639,8 @@ impl Runner {
                 self.handle_measured(&path, moved);
             }
         }
+        let counted = failure.map(|error| self.as_counted(running, error));
+        let outcome = counted.as_ref().map_or(Ok(ByteCount(moved.bytes)), Err);
         self.service.shared.scheduler.lock().handle_ended(file.number, outcome, failure.and_then(Error::wait), at);
         let outcome = Outcome {
             source_endpoint: file.new.source_endpoint.clone(),

@@ -537,6 +537,30 @@ fn an_agent_reads_from_a_web_server_that_its_operator_allows() {
     let _ = server.wait();
 }
 
+/// An agent stops no transfers of another site by what it reports about it, and those of its own site.
+#[test]
+fn an_agent_is_believed_about_its_own_site_only() {
+    let serve = Serve::start();
+    let near = Agent::start(&serve, "near.example", &[]);
+    // Its agent pulls, and the agent of the other one gets a push.
+    let closed = Agent::start(&serve, "closed.example", &["--reachable-at", "none"]);
+    let open = Agent::start(&serve, "open.example", &[]);
+    std::fs::write(near.path("f"), b"bytes").unwrap();
+    // A name that no file system takes is a limit of the destination.
+    let long = "n".repeat(300);
+    for (far, is_believed) in [(&open, false), (&closed, true)] {
+        let id = submit(&serve, &[(near.url("f"), far.url(&long))], json!({"retry": -1}));
+        assert_eq!(serve.wait_for_end(&id)["job_state"], "FAILED");
+        let failed = first_file(&serve, &id)["failure"].clone();
+        assert_eq!(failed["scope"], "destination", "{failed}");
+        let id = submit(&serve, &[(near.url("f"), far.url("g"))], json!({}));
+        let look = || (first_file(&serve, &id)["state"].clone(), why(&serve, &id).to_string());
+        let is_refused = |why: &str| why.contains("has refused transfers");
+        let (state, why) = until(look, |(state, why)| *state == "finished" || is_refused(why));
+        assert_eq!(is_refused(&why), is_believed, "{state} {why}");
+    }
+}
+
 /// Nobody deletes a file by naming it as the source of a hop: a hop starts where the one before ended.
 #[test]
 fn a_hop_starts_where_the_one_before_ended() {
