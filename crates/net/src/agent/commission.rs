@@ -13,7 +13,7 @@ use sterna_proto::session::{
     Request, SignedGrant, Target, ThirdParty, number_of_name,
 };
 use sterna_proto::web::{WebLocation, canonical_host};
-use sterna_proto::{Algorithm, Checks, Digest, Error, ErrorKind, FileDigests, Location, Phase, Scope};
+use sterna_proto::{Checks, Digest, Error, ErrorKind, FileDigests, Location, Phase, Retry, Scope};
 
 use super::log::{SessionLog, paths_of};
 use super::query::exact_path;
@@ -230,7 +230,7 @@ impl Shared {
 
 /// Returns the question for the file at a path, with its digest.
 fn list(path: &[u8]) -> Query {
-    Query::List { paths: vec![path.to_vec()], options: Box::new(of_digest()) }
+    Query::List { paths: vec![path.to_vec()], options: Box::new(of_digest(Checks::NONE)) }
 }
 
 /// Trust of a copy without another agent.
@@ -324,6 +324,7 @@ impl Commission {
             _ => Lister::new(file.place.clone(), options, cancel.clone()).next(),
         };
         match answer {
+            None if cancel.is_cancelled() => Err(cancelled()),
             None => Ok(false),
             Some(Answer::Failed(error)) if error.kind == ErrorKind::NotFound => Ok(false),
             Some(Answer::Failed(error)) => Err(error),
@@ -331,21 +332,39 @@ impl Commission {
         }
     }
 
-    /// Returns for each file of `numbers` if both its ends have the same digest; false for all if the other one is not
-    /// at an agent. Errors: the other agent is not reached.
-    pub fn are_same(&self, numbers: &[usize], cancel: &Cancel) -> Result<Vec<bool>, Error> {
+    /// Returns for each file of `numbers` if the one at this agent and the one at the other agent have the same digest.
+    /// Errors: `Cancelled`; the other agent is not reached; a digest is not known, to be tried again.
+    pub fn are_same(&self, numbers: &[usize], cancel: &Cancel) -> Result<Vec<Result<bool, Error>>, Error> {
         let files = numbers.iter().map(|number| self.file(*number)).collect::<Result<Vec<_>, _>>()?;
         let there: Option<Vec<Location>> = files.iter().map(|file| file.other.clone()).collect();
-        let Some(there) = there else { return Ok(vec![false; files.len()]) };
-        let mut answers = self.engine.list(&there, &of_digest())?;
+        let there = there.ok_or_else(|| crate::internal("a comparison with an agent, and the file is at none"))?;
+        let check = || if cancel.is_cancelled() { Err(cancelled()) } else { Ok(()) };
+        check()?;
+        let mut answers = self.engine.list(&there, &of_digest(Checks::NONE))?;
         let mut same = Vec::with_capacity(files.len());
-        for file in files {
+        for number in numbers {
             // Each path has one answer.
-            let there = answers.next().transpose()?.and_then(digest_of);
-            let here = Lister::new(file.place.clone(), of_digest(), cancel.clone()).next().and_then(digest_of);
-            same.push(here.is_some() && here == there);
+            let there = found(answers.next().transpose()?);
+            let here = self.digests_here(*number, Checks::NONE, cancel);
+            check()?;
+            same.push(here.and_then(|here| {
+                let (here, there) = (here.map(blake3_of), there?.map(blake3_of));
+                Ok(here.is_some() && here == there)
+            }));
         }
         Ok(same)
+    }
+
+    /// Returns size and digests of a file at this agent; `None`: a directory or another thing that is no file has its
+    /// name. `checks`: digests in addition to BLAKE3. Errors: `Cancelled`; not known, to be tried again.
+    pub fn digests_here(
+        &self,
+        number: usize,
+        checks: Checks,
+        cancel: &Cancel,
+    ) -> Result<Option<(u64, FileDigests)>, Error> {
+        let answer = Lister::new(self.file(number)?.place.clone(), of_digest(checks), cancel.clone()).next();
+        if cancel.is_cancelled() { Err(cancelled()) } else { found(answer) }
     }
 }
 
@@ -408,16 +427,28 @@ fn delete_here(place: &QueryPlace) -> Result<(), Error> {
     outcome
 }
 
-/// Returns the list that has the digest of one file.
-fn of_digest() -> ListOptions {
-    let digest = Some(DigestQuery { checks: Checks::NONE, range: None });
+/// Returns the list that has the digests of one file: BLAKE3, and those of `checks`.
+fn of_digest(checks: Checks) -> ListOptions {
+    let digest = Some(DigestQuery { checks, range: None });
     ListOptions { digest, ..ListOptions::new(Some(0)) }
 }
 
-/// Returns the digest of a listed file; `None`: it cannot be read, or is no file.
-fn digest_of(answer: Answer) -> Option<Digest> {
+/// Returns size and digests of the file in an answer; `None`: the name is that of no file. Errors: not known, to be
+/// tried again.
+fn found(answer: Option<Answer>) -> Result<Option<(u64, FileDigests)>, Error> {
+    let unknown = || Error::protocol("compare a file that was there with its source: no digest").retry(Retry::After);
     match answer {
-        Answer::Listed(listed) => listed.digests?.digest(Algorithm::Blake3),
-        Answer::Failed(_) | Answer::Deleted { .. } => None,
+        Some(Answer::Listed(listed)) if listed.kind != ListedKind::File => Ok(None),
+        Some(Answer::Listed(listed)) => listed.digests.map(|digests| Some((listed.size, digests))).ok_or_else(unknown),
+        Some(Answer::Failed(error)) => Err(error.retry(Retry::After)),
+        Some(Answer::Deleted { .. }) | None => Err(unknown()),
     }
+}
+
+fn blake3_of((_, digests): (u64, FileDigests)) -> [u8; 32] {
+    digests.blake3
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, "the transfer was cancelled")
 }

@@ -3,12 +3,18 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use sterna_net::agent::{Commission, CommissionSpec, Work};
 use sterna_net::disk::{Access, Root};
-use sterna_net::engine::{CopySpec, Engine, Granted};
+use sterna_net::engine::{Cancel, CopySpec, Engine, Granted};
 use sterna_net::identity::Identity;
 use sterna_net::source::SourcePlace;
-use sterna_proto::session::{DeleteDirectories, Grant, GrantedAccess, ListOptions, Overwrite, SignedGrant, Target};
-use sterna_proto::{Algorithm, Checks, Error, ErrorKind, FileDigests};
+use sterna_proto::compress::CompressionPolicy;
+use sterna_proto::rate::RateContract;
+use sterna_proto::session::{
+    ActiveEnd, DeleteDirectories, Grant, GrantedAccess, ListOptions, Overwrite, PassiveAgent, SignedGrant, Target,
+    ThirdParty,
+};
+use sterna_proto::{Algorithm, Checks, Error, ErrorKind, FileDigests, Retry};
 
 use crate::served::{Served, local};
 
@@ -92,7 +98,7 @@ fn a_grant_is_enough_for_the_paths_that_it_names() {
         std::fs::write(here.join(name), name).unwrap();
     }
     let read_there = |path: &str| std::fs::read_to_string(there.path().join(path)).unwrap();
-    let write = scene.engine(scene.grant(GrantedAccess::Write(Overwrite::Never), &["in/f", "out/deep/g"]));
+    let write = scene.engine(scene.grant(GrantedAccess::Write(Overwrite::Always), &["in/f", "out/deep/g"]));
     assert_eq!(outcome(&write, scene.push(here, &["f", "g"], &["in/f", "out/deep/g"])).unwrap(), 2);
     assert_eq!((read_there("in/f"), read_there("out/deep/g")), ("f".to_owned(), "g".to_owned()));
     let read = scene.engine(scene.grant(GrantedAccess::Read, &["in/f", "out/deep/g"]));
@@ -199,6 +205,65 @@ fn each_file_of_a_numbered_copy_has_its_own_digest() {
         assert!(summary.failures.iter().all(|error| error.kind == ErrorKind::Corrupt), "{summary:?}");
         assert_eq!(targets.map(|name| at.join(name).exists()), [true, false, false, true]);
     }
+}
+
+/// Starts an agent whose service asks it to push `files` to the same names at the agent of the scene.
+fn commissioned(scene: &Scene, here: &Path, files: &[&str]) -> (Served, Commission) {
+    let near = Served::for_service(here, &scene.service);
+    let grant = Grant { holder: near.key().0, ..scene.grant(GrantedAccess::Write(Overwrite::Never), files) };
+    let signature = scene.service.sign(&grant.signed_bytes());
+    let (host, port) = (scene.served.addr().ip().to_string(), scene.served.addr().port());
+    let request = ThirdParty {
+        active: ActiveEnd::Source,
+        passive: PassiveAgent { host, port, keys: vec![scene.served.key().0] },
+        sources: bytes_of(files),
+        destination: files[0].into(),
+        overwrite: Overwrite::Never,
+        checks: Checks::NONE,
+        expect: None,
+        dry_run: false,
+        compress: CompressionPolicy::Auto,
+        via: None,
+        lanes: None,
+        congestion: None,
+        contract: RateContract::default(),
+        linger: Duration::from_secs(60),
+        settled: Vec::new(),
+    };
+    let targets = bytes_of(files).into_iter().map(|path| Target { path, expect: None }).collect();
+    let grant = Box::new(SignedGrant { grant, signature });
+    let work = Work::WithAgent { request: Box::new(request), targets, grant };
+    let spec = CommissionSpec { service: scene.service.fingerprint(), from: scene.served.addr(), work };
+    let commission = near.commission(spec);
+    (near, commission)
+}
+
+#[test]
+fn a_comparison_says_different_only_if_it_knows() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let scene = scene(there.path());
+    let files = ["same", "other", "directory", "missing here", "missing there"];
+    for (name, at_source, at_destination) in
+        [("same", "bytes", "bytes"), ("other", "bytes", "bites"), ("missing here", "", "x"), ("missing there", "x", "")]
+    {
+        for (directory, bytes) in [(&here, at_source), (&there, at_destination)] {
+            if !bytes.is_empty() {
+                std::fs::write(directory.path().join(name), bytes).unwrap();
+            }
+        }
+    }
+    std::fs::write(here.path().join("directory"), "bytes").unwrap();
+    std::fs::create_dir(there.path().join("directory")).unwrap();
+    let (_near, commission) = commissioned(&scene, here.path(), &files);
+    let same = commission.are_same(&[0, 1, 2, 3, 4], &Cancel::default()).unwrap();
+    let known: Vec<Option<bool>> = same.iter().map(|same| same.as_ref().ok().copied()).collect();
+    assert_eq!(known, [Some(true), Some(false), Some(false), None, None]);
+    let unknown = same.into_iter().filter_map(Result::err);
+    assert!(unknown.clone().all(|error| error.retry == Retry::After), "{:?}", unknown.collect::<Vec<_>>());
+    let cancelled = Cancel::default();
+    cancelled.cancel();
+    assert_eq!(commission.are_same(&[0, 1], &cancelled).unwrap_err().kind, ErrorKind::Cancelled);
+    assert_eq!(commission.digests_here(0, Checks::NONE, &cancelled).unwrap_err().kind, ErrorKind::Cancelled);
 }
 
 #[test]

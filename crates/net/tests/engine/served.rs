@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules, WebServers};
+use sterna_net::agent::{
+    Admission, Agent, AgentOptions, Commission, CommissionSpec, NamedRoot, Reachable, ThirdPartyRules, WebServers,
+};
 use sterna_net::disk::{Access, Root};
 use sterna_net::engine::{Cancel, Engine, Trust};
 use sterna_net::identity::{Authorized, Fingerprint, Identity};
@@ -86,6 +88,11 @@ impl Served {
         let served = Self::with(vec![root], Admission::Granted);
         served.agent.trust_service("service", service.public_key());
         served
+    }
+
+    /// Prepares a copy for a service.
+    pub fn commission(&self, spec: CommissionSpec) -> Commission {
+        self.agent.commission(spec).unwrap()
     }
 
     pub fn key(&self) -> Fingerprint {

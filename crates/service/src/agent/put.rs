@@ -1,4 +1,5 @@
-//! Transfers from this agent to web storages: it writes its file there, with the client that the service has too.
+//! Transfers from this agent to web storages: it writes its file there, with the client that the service has too. That
+//! client also reads a source again, to compare it with a file that was there.
 //!
 //! The client is asynchronous, and each transfer has a thread that waits for it. All share one runtime, which deletes
 //! temporary files also after their transfer has ended.
@@ -10,14 +11,14 @@ use parking_lot::Mutex;
 use sterna_net::agent::{Commission, WebServers};
 use sterna_net::engine::Cancel;
 use sterna_net::identity::Fingerprint;
-use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use sterna_proto::{Algorithm, Digest, Error, ErrorKind, Phase, Retry, Scope};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 
 use crate::credentials::Secret;
 use crate::job::{Moved, Task};
 use crate::web::{AddressRules, ConnectRules, Progress, Web};
-use crate::worker::{Order, Other};
+use crate::worker::{End, Order, Other};
 
 /// Addresses of the hosts that the operator allows: those of this host and of private networks too, as when the agent
 /// reads. Link-local ones stay refused: no storage has one.
@@ -85,13 +86,31 @@ impl Storages {
             let started = self.client(service, hosts)?;
             let task = task_of(order, task);
             let put = started.web.put(&task, Arc::clone(file), &progress);
-            started.runtime.wait(until_cancelled(put, cancel, &task))
+            started.runtime.wait(until_cancelled(put, cancel, || format!("write to {}", task.destination)))
         });
         commission.log_end(file.as_deref().ok(), outcome.as_ref().err());
         match outcome {
             Ok(moved) => (moved, Ok(())),
             Err(error) => (progress.moved(Instant::now()), Err(error)),
         }
+    }
+
+    /// Returns the digest of the source of an order, which is at a web server; `None`: its size is not `size`. Reads
+    /// the file if the server reports no digest, and waits for the end.
+    ///
+    /// Errors: `Cancelled`; those of the server.
+    pub fn digest_of_source(
+        &self,
+        (service, hosts): (Fingerprint, &WebServers),
+        order: &Order,
+        task: &Task,
+        (size, algorithm): (u64, Algorithm),
+        cancel: &Cancel,
+    ) -> Result<Option<Digest>, Error> {
+        let started = self.client(service, hosts)?;
+        let task = task_of(order, task);
+        let digest = started.web.digest_of_source(&task, size, algorithm);
+        started.runtime.wait(until_cancelled(digest, cancel, || format!("read {} again", task.source)))
     }
 
     /// Returns the client for a service. Names of temporary files have the key of the service: another agent that
@@ -112,19 +131,19 @@ impl Storages {
 }
 
 /// Waits for the end of a transfer, or drops it at a cancellation: its connections close, and its temporary file is
-/// deleted in the background.
-async fn until_cancelled(
-    put: impl Future<Output = Result<Moved, Error>>,
+/// deleted in the background. `tried`: what it does.
+async fn until_cancelled<T>(
+    transfer: impl Future<Output = Result<T, Error>>,
     cancel: &Cancel,
-    task: &Task,
-) -> Result<Moved, Error> {
+    tried: impl Fn() -> String,
+) -> Result<T, Error> {
     let cancelled = Arc::new(Notify::new());
     let wakes = Arc::clone(&cancelled);
     let _waits = cancel.on_cancel(move || wakes.notify_one());
     tokio::select! {
-        outcome = put => outcome,
+        outcome = transfer => outcome,
         () = cancelled.notified() => {
-            let text = format!("write to {}: the transfer was cancelled", task.destination);
+            let text = format!("{}: the transfer was cancelled", tried());
             Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, text))
         }
     }
@@ -134,7 +153,11 @@ async fn until_cancelled(
 fn task_of(order: &Order, task: &Task) -> Task {
     let mut task = task.clone();
     if let Other::Web { token } = &order.other {
-        task.credentials.destination = token.as_deref().and_then(Secret::new);
+        let secret = token.as_deref().and_then(Secret::new);
+        match order.end {
+            End::Source => task.credentials.destination = secret,
+            End::Destination => task.credentials.source = secret,
+        }
     }
     task
 }

@@ -291,7 +291,7 @@ impl Transfers {
             let facts = matches!(order.other, Other::Agent { .. }).then_some(measured.facts);
             self.end_file(&mut ending, end, took, (&measured.limits, facts));
         }
-        self.compare(&ending, cancel);
+        self.compare(service, &ending, cancel, is_late.load(Ordering::Relaxed));
         Ok(())
     }
 
@@ -328,19 +328,50 @@ impl Transfers {
     }
 
     /// Records the ends of files that existed and that an earlier start may have published. They have arrived, if both
-    /// ends have the same bytes.
-    fn compare(&self, ending: &Ending<'_>, cancel: &Cancel) {
+    /// ends have the same bytes. `is_late`: the time of the attempt is over, so that the copy was cancelled.
+    fn compare(&self, service: Service, ending: &Ending<'_>, cancel: &Cancel, is_late: bool) {
+        if ending.exist.is_empty() {
+            return;
+        }
         let numbers: Vec<usize> = ending.exist.iter().map(|(number, _)| *number).collect();
-        let same = if numbers.is_empty() { Ok(Vec::new()) } else { ending.commission.are_same(&numbers, cancel) };
+        let same = match ending.order.other {
+            Other::Agent { .. } => ending.commission.are_same(&numbers, cancel),
+            Other::Web { .. } => Ok(vec![self.is_same_as_web(service, ending, cancel)]),
+        };
         for (at, (number, exists)) in ending.exist.iter().enumerate() {
             let Some(task) = ending.order.tasks.get(*number) else { continue };
-            let moved = Moved { by: Some(BY_AGENTS.to_owned()), placed: Some(Placed::Found), ..Moved::default() };
-            match &same {
-                Err(error) => self.end(Key::of(task), Moved::default(), Some(error)),
-                Ok(same) if same.get(at) == Some(&true) => self.end(Key::of(task), moved, None),
-                Ok(_) => self.end(Key::of(task), Moved::default(), Some(exists)),
+            let same = same.as_ref().map_err(Error::clone);
+            let same = same.and_then(|same| same.get(at).cloned().unwrap_or(Ok(false)));
+            let arrived = Moved { by: Some(BY_AGENTS.to_owned()), placed: Some(Placed::Found), ..Moved::default() };
+            match same {
+                Ok(true) => self.end(Key::of(task), arrived, None),
+                Ok(false) => self.end(Key::of(task), Moved::default(), Some(exists)),
+                Err(error) if error.kind == ErrorKind::Cancelled && is_late => {
+                    self.end(Key::of(task), Moved::default(), Some(&too_late(task)));
+                }
+                Err(error) => self.end(Key::of(task), Moved::default(), Some(&error)),
             }
         }
+    }
+
+    /// Returns true if the file of an order has the digest that its job gives, or without one the bytes that the web
+    /// server has. Errors: `Cancelled`; those of the server; a digest is not known, to be tried again.
+    fn is_same_as_web(&self, service: Service, ending: &Ending<'_>, cancel: &Cancel) -> Result<bool, Error> {
+        let Some(task) = ending.order.tasks.first() else { return Ok(false) };
+        let (wanted, given) = checksum_wanted(task)?;
+        // Adler-32 and CRC-32C are enough only for a user who has given one.
+        let algorithm = wanted.filter(|_| given.is_some()).unwrap_or(Algorithm::Sha256);
+        let here = ending.commission.digests_here(0, Checks::NONE.with(algorithm), cancel)?;
+        let Some((size, digests)) = here else { return Ok(false) };
+        let here = digests.digest(algorithm);
+        let there = match given {
+            Some(given) => Some(given),
+            None => {
+                let with = (service.key, self.agent.web_servers());
+                self.storages.digest_of_source(with, ending.order, task, (size, algorithm), cancel)?
+            }
+        };
+        Ok(here.is_some() && here == there)
     }
 }
 

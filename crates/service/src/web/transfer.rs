@@ -130,6 +130,28 @@ impl Web {
         self.run(task, Source::Local(file), progress).await
     }
 
+    /// Returns the digest of the source of a task, as its storage reports it, or computed from its bytes; `None`: its
+    /// size is not `size`. Errors: those of the storage; the time limit of an attempt is over.
+    pub async fn digest_of_source(
+        &self,
+        task: &Task,
+        size: u64,
+        algorithm: Algorithm,
+    ) -> Result<Option<Digest>, Error> {
+        let end = end_of(&task.source, (&task.credentials, &task.credentials.source), Scope::Source)?;
+        let source = Source::Storage(end);
+        let read = async {
+            let (found, stat) = source.stat(&self.client, Some(algorithm)).await?;
+            if found != size || stat.digest.is_some() {
+                return Ok(stat.digest.filter(|_| found == size));
+            }
+            read_digest(source.open(&self.client, size, stat.tag, task.options.lanes).await?, algorithm).await
+        };
+        let limit = task.options.timeout_s.map(|seconds| Duration::from_secs(seconds.into()));
+        let limit = limit.unwrap_or(ATTEMPT_TIME_MIN + Duration::from_secs(size / ATTEMPT_BYTES_PER_S));
+        timeout(limit, read).await.unwrap_or_else(|_| Err(too_long(limit)))
+    }
+
     async fn run(&self, task: &Task, source: Source, progress: &Progress) -> Result<Moved, Error> {
         let transfer = Transfer {
             web: self,

@@ -12,6 +12,7 @@ use sterna_seeded::{Seeded, with_seed};
 use tempfile::TempDir;
 
 use crate::client::Serve;
+use crate::servers::Storage;
 
 /// Agent that serves one directory to the transfers of a service.
 pub struct Agent {
@@ -537,6 +538,47 @@ fn an_agent_reads_from_a_web_server_that_its_operator_allows() {
     let _ = server.wait();
 }
 
+/// The service is killed while an agent reads from a web server, and the agent after it has published the file. The
+/// next start finds the file, and takes it for its own if the job or the server has the same digest.
+#[test]
+fn a_file_from_a_web_server_that_had_arrived_is_recognised() {
+    let mut serve = Serve::start();
+    // The kill comes first: the file takes seconds.
+    let server = Storage::nginx("limit_rate 500k;");
+    let mut open = Agent::start(&serve, "open.example", &["--web", "any"]);
+    let bytes = Seeded::new(12).bytes(2 << 20);
+    server.put("f", &bytes);
+    let given = adler32(&bytes);
+    // Name, checksum of the job, and true if somebody has replaced the file meanwhile.
+    for (name, checksum, is_other) in [("read", None, false), ("given", Some(&given), false), ("other", None, true)] {
+        let file = json!({"sources": [server.url("f")], "destinations": [open.url(name)], "checksum": checksum});
+        let params = json!({"retry": -1, "nostreams": 2, "verify_checksum": checksum.map_or("none", |_| "both")});
+        let (_, body) = serve.request("POST", "/jobs", &json!({"files": [file], "params": params}).to_string());
+        let id = serde_json::from_str::<Value>(&body).unwrap()["job_id"].as_str().unwrap().to_owned();
+        // The agent has begun.
+        let names = || std::fs::read_dir(open.path("")).unwrap().count();
+        let before = names();
+        until(|| (names(), first_file(&serve, &id)), |(names, _)| *names > before);
+        serve.kill();
+        while !open.path(name).exists() {
+            std::thread::yield_now();
+        }
+        open.kill();
+        if is_other {
+            std::fs::write(open.path(name), vec![7; bytes.len()]).unwrap();
+        }
+        let before = version(&open.path(name));
+        serve.kill_and_start();
+        open.run();
+        let state = serve.wait_for_end(&id)["job_state"].clone();
+        let file = first_file(&serve, &id);
+        assert_eq!(state, if is_other { "FAILED" } else { "FINISHED" }, "{file}");
+        let is_recognised = if is_other { file.to_string().contains("exists") } else { file["bytes"] == 0 };
+        assert!(is_recognised, "{file}");
+        assert_eq!((std::fs::read(open.path(name)).unwrap() == bytes, version(&open.path(name))), (!is_other, before));
+    }
+}
+
 /// An agent stops no transfers of another site by what it reports about it, and those of its own site.
 #[test]
 fn an_agent_is_believed_about_its_own_site_only() {
@@ -546,13 +588,15 @@ fn an_agent_is_believed_about_its_own_site_only() {
     let closed = Agent::start(&serve, "closed.example", &["--reachable-at", "none"]);
     let open = Agent::start(&serve, "open.example", &[]);
     std::fs::write(near.path("f"), b"bytes").unwrap();
-    // A name that no file system takes is a limit of the destination.
-    let long = "n".repeat(300);
+    // A destination that another process writes is busy. This one has the lock of its hidden file.
+    let hidden = format!(".sterna-{}.part", &blake3::hash(b"held").to_hex()[..32]);
     for (far, is_believed) in [(&open, false), (&closed, true)] {
-        let id = submit(&serve, &[(near.url("f"), far.url(&long))], json!({"retry": -1}));
+        let held = std::fs::File::create(far.path(&hidden)).unwrap();
+        held.lock().unwrap();
+        let id = submit(&serve, &[(near.url("f"), far.url("held"))], json!({"retry": -1}));
         assert_eq!(serve.wait_for_end(&id)["job_state"], "FAILED");
         let failed = first_file(&serve, &id)["failure"].clone();
-        assert_eq!(failed["scope"], "destination", "{failed}");
+        assert_eq!((&failed["kind"], &failed["scope"]), (&json!("busy"), &json!("destination")), "{failed}");
         let id = submit(&serve, &[(near.url("f"), far.url("g"))], json!({}));
         let look = || (first_file(&serve, &id)["state"].clone(), why(&serve, &id).to_string());
         let is_refused = |why: &str| why.contains("has refused transfers");
