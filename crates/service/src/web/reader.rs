@@ -1,9 +1,9 @@
 //! Bytes of a file, in order: at a storage by one request, or by several for ranges at the same time; or of this host.
 //!
 //! One connection over a long path carries its window in a round trip, and several carry more. The memory for ranges
-//! that wait for earlier ones has a limit over all transfers. A transfer that gets none of it reads one range at a time,
-//! as fast as its bytes are taken: slow storages do not stop the transfers of others. A range that breaks off is asked
-//! for again from where it ended. Refuses to write.
+//! that wait for earlier ones has a limit over all transfers. A transfer that gets none of it reads one range at a
+//! time, as fast as its bytes are taken: slow storages do not stop the transfers of others. A range that breaks off is
+//! asked for again from where it ended. Refuses to write.
 
 use std::collections::VecDeque;
 use std::ops::Range;

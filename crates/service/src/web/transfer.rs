@@ -148,7 +148,7 @@ impl Web {
             read_digest(source.open(&self.client, size, stat.tag, task.options.lanes).await?, algorithm).await
         };
         let limit = task.options.timeout_s.map(|seconds| Duration::from_secs(seconds.into()));
-        let limit = limit.unwrap_or(ATTEMPT_TIME_MIN + Duration::from_secs(size / ATTEMPT_BYTES_PER_S));
+        let limit = limit.unwrap_or_else(|| time_for(size, ATTEMPT_TIME_MIN));
         timeout(limit, read).await.unwrap_or_else(|_| Err(too_long(limit)))
     }
 
@@ -182,12 +182,23 @@ fn end_of(location: &str, (credentials, token): (&Credentials, &Option<Secret>),
     location::read(location).map(|at| End { at, identity: Identity { token: token.clone(), proxy }, scope })
 }
 
+/// Returns the time limit for a file: that of an empty one, and more with its size.
+fn time_for(size: u64, empty: Duration) -> Duration {
+    ATTEMPT_TIME_MAX.min(empty + Duration::from_secs(size / ATTEMPT_BYTES_PER_S))
+}
+
+/// Returns the error of an attempt that took too long.
+fn too_long(limit: Duration) -> Error {
+    let text = format!("the transfer did not end within {} s", limit.as_secs());
+    failure::error(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, text)
+}
+
 impl Transfer<'_> {
     /// Runs. `time`: time limit for an empty file; a larger one has more.
     async fn run(&self, time: Option<Duration>) -> Result<Moved, Error> {
         let (size, source) = self.prepare_source().await?;
         self.progress.set_size(size);
-        let limit = time.map(|time| ATTEMPT_TIME_MAX.min(time + Duration::from_secs(size / ATTEMPT_BYTES_PER_S)));
+        let limit = time.map(|time| time_for(size, time));
         match limit {
             None => self.run_prepared(size, &source).await,
             Some(limit) => {
@@ -210,8 +221,7 @@ impl Transfer<'_> {
 
     /// Returns the error of an attempt that took too long.
     fn too_long(&self, limit: Duration) -> Error {
-        let text = format!("the transfer did not end within {} s", limit.as_secs());
-        let error = failure::error(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, text);
+        let error = too_long(limit);
         match self.has_touched_final_name.load(Ordering::Relaxed) {
             true => noted(error, &self.destination),
             false => error,
