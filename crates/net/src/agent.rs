@@ -227,11 +227,11 @@ impl Agent {
         self.shared.beneath(service, path, cancel)
     }
 
-    /// Deletes a file beneath the roots of this agent for a transfer service.
+    /// Deletes a file beneath the roots of this agent for a transfer service, unless it is younger than `age`.
     ///
-    /// Errors: `NotFound`, `Denied`; of the storage.
-    pub fn delete_for(&self, service: &Fingerprint, path: Vec<u8>) -> Result<(), Error> {
-        self.shared.delete_for(service, path)
+    /// Errors: `NotFound`, `Denied`; `Changed`: it was written since; of the storage.
+    pub fn delete_for(&self, service: &Fingerprint, path: Vec<u8>, age: Duration) -> Result<(), Error> {
+        self.shared.delete_for(service, path, age)
     }
 
     /// Returns the web servers that this agent uses for a transfer service.

@@ -18,6 +18,11 @@ fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
 }
 
+/// Returns a location for a log: without its query, which can have a token.
+pub fn loggable(location: &str) -> &str {
+    location.split_once('?').map_or(location, |(path, _)| path)
+}
+
 /// Returns the endpoint of a location: scheme and host, without the port. Source: FTS3.
 ///
 /// Errors: it is no URL, has no host or no path, or names a file of the host of the service.

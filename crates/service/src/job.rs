@@ -342,6 +342,9 @@ pub struct Moved {
     /// State of the destination before; `None`: the file has not arrived, or the worker does not know.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placed: Option<Placed>,
+    /// Identity of the file at a storage, if it may be deleted later: its ETag, or else its checksum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
 }
 
 /// State of the destination before a file arrived.
@@ -354,6 +357,15 @@ pub enum Placed {
     Replaced,
     /// The same file was there when this start began.
     Found,
+}
+
+impl File {
+    /// Returns the minimum age of the copy that a hop has written. That of a cancelled hop is not known: it may have
+    /// arrived after the cancellation.
+    pub fn age_of_copy(&self, now: UnixTime) -> Duration {
+        let arrived = self.finished.filter(|_| self.state == FileState::Finished);
+        arrived.map_or(Duration::ZERO, |arrived| now.since(arrived))
+    }
 }
 
 impl Moved {

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::session::{
@@ -193,10 +193,10 @@ impl Shared {
     }
 
     /// Deletes a file for a transfer service. Errors: as [`super::Agent::delete_for`].
-    pub(super) fn delete_for(&self, service: &Fingerprint, path: Vec<u8>) -> Result<(), Error> {
+    pub(super) fn delete_for(&self, service: &Fingerprint, path: Vec<u8>, age: Duration) -> Result<(), Error> {
         let rights = self.grant_of_service(service);
         let query = Query::Delete { paths: vec![path], directories: DeleteDirectories::Empty };
-        self.query_places(&query, &rights)?.iter().try_for_each(delete_here)
+        self.query_places(&query, &rights)?.iter().try_for_each(|place| delete_here(place, age))
     }
 
     /// Returns the end at this agent of a copy with another one, and its files. Errors: `Protocol`; of the paths.
@@ -417,10 +417,23 @@ impl<F: FnMut(FileEnd)> Ends<F> {
     }
 }
 
-/// Deletes the file of a place. Errors: as [`super::Agent::delete_for`].
-fn delete_here(place: &QueryPlace) -> Result<(), Error> {
+/// Error of the age of a file that a service knows. Reason: the service stores milliseconds, and file systems have the
+/// time of the last tick of the kernel; an order is some time on its way, which only makes the age lower.
+const AGE_ERROR: Duration = Duration::from_millis(100);
+
+/// Deletes the file of a place, unless it is younger than `age`. Errors: as [`super::Agent::delete_for`].
+fn delete_here(place: &QueryPlace, age: Duration) -> Result<(), Error> {
+    let path = exact_path(place, "delete")?;
+    let file = place.root.open_source(&path)?;
+    let changed = UNIX_EPOCH + Duration::from_nanos(file.entry()?.version);
+    // Both times are of this host. Writes, renamings and changes of rights count.
+    if changed.elapsed().is_ok_and(|old| old + AGE_ERROR < age) {
+        let text = format!("delete {}: it was written or changed since: another file is there, and stays", file.path());
+        return Err(Error::new(ErrorKind::Changed, Scope::Destination, Phase::Finalise, text));
+    }
+    drop(file);
     let mut outcome = Ok(());
-    place.root.delete(&exact_path(place, "delete")?, DeleteDirectories::Empty, &mut |deleted| {
+    place.root.delete(&path, DeleteDirectories::Empty, &mut |deleted| {
         outcome = deleted.map(drop);
         outcome.is_ok()
     });

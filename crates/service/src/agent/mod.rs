@@ -351,7 +351,9 @@ impl Keeper {
                 connected.sent.remove(&key);
                 self.transfers.handle_recorded(key);
             }
-            (ToAgent::Delete { file, location }, Some(service)) => self.transfers.delete(service, file, location),
+            (ToAgent::Delete { file, location, age_ms }, Some(service)) => {
+                self.transfers.delete(service, file, location, Duration::from_millis(age_ms));
+            }
             (ToAgent::Delete { .. }, None) => return Err(Error::protocol("an order before the welcome")),
             (ToAgent::Unknown, _) => {}
         }

@@ -133,11 +133,11 @@ impl Transfers {
         std::mem::take(&mut self.state.lock().deleted)
     }
 
-    /// Deletes a file for a service, in a thread.
-    pub(super) fn delete(self: &Arc<Self>, service: Service, file: u64, location: String) {
+    /// Deletes a file for a service, in a thread, unless it is younger than `age`.
+    pub(super) fn delete(self: &Arc<Self>, service: Service, file: u64, location: String, age: Duration) {
         let transfers = Arc::clone(self);
         let delete = move || {
-            let outcome = remote(&location).and_then(|at| transfers.agent.delete_for(&service.key, at.path));
+            let outcome = remote(&location).and_then(|at| transfers.agent.delete_for(&service.key, at.path, age));
             match &outcome {
                 Ok(()) => info!("{location}, a copy between two hops, is deleted"),
                 Err(error) => warn!("delete {location}, a copy between two hops: {}", error.chain()),

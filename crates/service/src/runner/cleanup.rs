@@ -9,7 +9,7 @@ use sterna_sched::queue::FileNumber;
 use sterna_sched::state::FileState;
 use tracing::{info, warn};
 
-use crate::endpoint::may_be_same;
+use crate::endpoint::{loggable, may_be_same};
 use crate::job::{Cleanup, Failure, File, Placed};
 use crate::service::now;
 use crate::store::DeletionStep;
@@ -67,7 +67,7 @@ pub(super) fn is_deletable(file: &File, files: &[File]) -> Result<(), Option<Cle
 
 /// Decides what follows an attempt.
 pub(super) fn after(file: FileNumber, sent: &Sent, error: Option<Error>) -> DeletionStep {
-    let (number, location, attempts) = (file.0, &sent.location, sent.attempts + 1);
+    let (number, location, attempts) = (file.0, loggable(&sent.location), sent.attempts + 1);
     // One of an earlier attempt may have arrived without its report.
     let Some(error) = error.filter(|error| error.kind != ErrorKind::NotFound) else {
         info!("file {number}: {location}, a copy between two hops, is deleted");

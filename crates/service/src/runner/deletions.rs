@@ -14,7 +14,7 @@ use tracing::info;
 use super::Runner;
 use super::cleanup::{Sent, after, is_deletable};
 use crate::credentials::Credentials;
-use crate::endpoint::site_of;
+use crate::endpoint::{loggable, site_of};
 use crate::job::{Cleanup, File};
 use crate::service::now;
 use crate::store::{Deletion, DeletionStep, FileFilter};
@@ -68,7 +68,12 @@ impl Runner {
         }
         if let Err(cleanup) = is_deletable(file, &files) {
             if let Some(Cleanup::Kept { reason }) = &cleanup {
-                info!("file {} of job {}: {} stays: {reason}", file.number.0, file.job, file.new.destination);
+                info!(
+                    "file {} of job {}: {} stays: {reason}",
+                    file.number.0,
+                    file.job,
+                    loggable(&file.new.destination)
+                );
             }
             return Some(DeletionStep::Ends { cleanup });
         }
@@ -106,15 +111,21 @@ impl Runner {
                 let text = format!("no agent of {site} is connected");
                 Error::new(ErrorKind::Unreachable, Scope::Destination, Phase::Finalise, text).retry(Retry::After)
             })?;
-            self.agents.send(&agent.worker, ToAgent::Delete { file: file.number.0, location });
+            let age_ms = file.age_of_copy(now()).as_millis().try_into().unwrap_or(u64::MAX);
+            self.agents.send(&agent.worker, ToAgent::Delete { file: file.number.0, location, age_ms });
             return Ok(agent.worker);
         }
         if !Web::can_delete(&location) {
-            let text = format!("no worker deletes {location}");
+            let text = format!("no worker deletes {}", loggable(&location));
             return Err(Error::new(ErrorKind::Usage, Scope::Service, Phase::Finalise, text));
         }
+        let tag = file.moved.tag.clone().ok_or_else(|| {
+            let text =
+                "the storage gave the copy no ETag and no checksum: it stays, because another file may be there now";
+            Error::new(ErrorKind::Usage, Scope::Destination, Phase::Finalise, text)
+        })?;
         let credentials = self.credentials_of(file).await;
-        self.embedded.delete(file.number, location, credentials);
+        self.embedded.delete(file.number, (location, tag), credentials);
         Ok(Arc::clone(self.embedded.name()))
     }
 

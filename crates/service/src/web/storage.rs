@@ -93,6 +93,17 @@ pub(super) async fn stat(
     }
 }
 
+/// Returns what tells a file at a storage from another one that is there later: its ETag, or else its checksum (XRootD
+/// has no ETag); `Some(None)`: neither is known; `None`: there is no file.
+pub(super) async fn identity(client: &Client, end: &End) -> Result<Option<Option<String>>, Error> {
+    let Some(stat) = stat(client, end, Phase::Finalise, None).await? else { return Ok(None) };
+    if stat.tag.is_some() {
+        return Ok(Some(stat.tag));
+    }
+    let stat = self::stat(client, end, Phase::Finalise, Some(Algorithm::Adler32)).await?;
+    Ok(stat.map(|stat| stat.digest.map(|digest| digest.to_string())))
+}
+
 /// Deletes a file. Returns true if it was there.
 pub(super) async fn delete(client: &Client, end: &End) -> Result<bool, Error> {
     let request = Request {

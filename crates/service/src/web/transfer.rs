@@ -112,9 +112,21 @@ impl Web {
         self.run(task, Source::Storage(source), progress).await
     }
 
-    /// Deletes a file at a storage. Errors: `NotFound`; of the storage.
-    pub async fn delete(&self, location: &str, credentials: &Credentials) -> Result<(), Error> {
+    /// Deletes a file at a storage, if it has this tag. Errors: `NotFound`; `Changed`: another file is there; of the
+    /// storage.
+    pub async fn delete(&self, location: &str, tag: &str, credentials: &Credentials) -> Result<(), Error> {
         let end = end_of(location, (credentials, &credentials.destination), Scope::Destination)?;
+        let there = storage::identity(&self.client, &end).await?;
+        if let Some(now) = there.filter(|there| there.as_deref() != Some(tag)) {
+            let now = now.as_deref().unwrap_or("not known");
+            let text = format!(
+                "HEAD {}: the ETag or checksum was {tag} and is {now}: another file is there, and stays",
+                end.at
+            );
+            return Err(
+                failure::error(ErrorKind::Changed, Scope::Destination, Phase::Finalise, text).retry(Retry::Never)
+            );
+        }
         match storage::delete(&self.client, &end).await? {
             true => Ok(()),
             false => {
@@ -215,8 +227,16 @@ impl Transfer<'_> {
             return Ok(Moved { size: Some(size), placed: Some(placed), ..Moved::default() });
         }
         let checksum = self.deliver(size, source).await?;
-        let placed = Some(placed);
-        Ok(Moved { bytes: size, size: Some(size), checksum, placed, ..self.progress.moved(Instant::now()) })
+        let (placed, tag) = (Some(placed), self.tag_of_copy().await);
+        Ok(Moved { bytes: size, size: Some(size), checksum, placed, tag, ..self.progress.moved(Instant::now()) })
+    }
+
+    /// Returns the identity of a file that has arrived and may be deleted later. Without one it stays.
+    async fn tag_of_copy(&self) -> Option<String> {
+        if !self.task.notes_replaced {
+            return None;
+        }
+        storage::identity(self.client(), &self.destination).await.ok().flatten()?
     }
 
     /// Returns the error of an attempt that took too long.

@@ -70,12 +70,12 @@ impl Embedded {
         });
     }
 
-    /// Deletes the copy that a file of a job has written at a storage. Reports the outcome. Runs within a tokio
-    /// runtime.
-    pub fn delete(&self, file: FileNumber, location: String, credentials: Credentials) {
+    /// Deletes the copy that a file of a job has written at a storage, if it still has its tag. Reports the outcome.
+    /// Runs within a tokio runtime.
+    pub fn delete(&self, file: FileNumber, (location, tag): (String, String), credentials: Credentials) {
         let (web, name, reports) = (self.web.clone(), Arc::clone(&self.name), self.reports.clone());
         tokio::spawn(async move {
-            let failure = web.delete(&location, &credentials).await.err();
+            let failure = web.delete(&location, &tag, &credentials).await.err();
             let _ = reports.send((name, Report::Deleted { file, failure }));
         });
     }

@@ -191,6 +191,8 @@ pub enum ToAgent {
         file: u64,
         /// Location.
         location: String,
+        /// Minimum age of the copy, in milliseconds. A younger file is another one, and stays.
+        age_ms: u64,
     },
     /// Lists the files beneath a prefix, until the end of the connection at the latest.
     List {
@@ -264,7 +266,7 @@ mod tests {
             ToAgent::List { listing, prefix },
             ToAgent::More { listing },
             ToAgent::StopList { listing },
-            ToAgent::Delete { file: 7, location: "sterna://a/f".to_owned() },
+            ToAgent::Delete { file: 7, location: "sterna://a/f".to_owned(), age_ms: 9 },
         ] {
             let text = encode(&message).unwrap();
             assert_eq!(decode::<ToAgent>(&text).unwrap(), message, "{text}");

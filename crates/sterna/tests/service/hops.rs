@@ -1,6 +1,8 @@
 //! Copies between the hops of a job: at storages and at agents they are deleted when nobody needs them any more.
 
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use sterna_seeded::Seeded;
@@ -130,6 +132,44 @@ fn a_killed_service_deletes_the_copy_after_its_restart() {
     assert_eq!(cleanup(&serve, &id), "deleted");
     assert!(between.names().is_empty());
     assert_eq!(last.read("h").unwrap(), b"bytes");
+}
+
+/// Between the arrival of the copy and its deletion, somebody has put another file at its place: at a storage while the
+/// service was away, and at an agent while the next hop waited.
+#[test]
+fn a_file_that_has_come_to_the_place_of_a_copy_stays() {
+    let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let holds = format!(
+        "location / {{ if ($request_method = DELETE) {{ proxy_pass http://127.0.0.1:{}; }} }}",
+        silent.local_addr().unwrap().port()
+    );
+    let (source, between, last) = (Storage::xrootd(), Storage::nginx(&holds), Storage::xrootd());
+    let busy = Storage::nginx("location / { if ($request_method = PUT) { return 503; } }");
+    let mut serve = Serve::start();
+    let agent = Agent::start(&serve, "relay.example", &["--web", "localhost"]);
+    source.put("f", b"bytes");
+    let id = submit(&serve, &[source.url("f"), between.url("g"), last.url("h")], json!({}));
+    end(&serve, &id, "FINISHED");
+    let _request = silent.accept().unwrap();
+    serve.kill();
+    between.put("g", b"other");
+    serve.kill_and_start();
+    assert_eq!(cleanup(&serve, &id), "given_up");
+    let file = &files(&serve, &id)[0];
+    assert!(file["cleanup"]["text"].as_str().unwrap().contains("another file is there"), "{file}");
+    assert_eq!(between.read("g").unwrap(), b"other");
+    let id =
+        submit(&serve, &[source.url("f"), agent.url("g"), busy.url("h")], json!({"retries": 9, "retry_wait_s": 3600}));
+    until(|| files(&serve, &id)[1]["failures"] == 1);
+    let age = || {
+        let changed = std::fs::metadata(agent.path("g")).unwrap().ctime();
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64 - changed
+    };
+    until(|| age() >= 2);
+    std::fs::write(agent.path("g"), b"other").unwrap();
+    assert_eq!(serve.request("POST", &format!("/api/v1/jobs/{id}/cancel"), "").0, 200);
+    assert_eq!(cleanup(&serve, &id), "given_up");
+    assert_eq!(std::fs::read(agent.path("g")).unwrap(), b"other");
 }
 
 #[test]
