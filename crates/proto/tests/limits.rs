@@ -111,6 +111,8 @@ fn a_closed_window_of_a_web_server_is_small_or_read_late() {
     assert_eq!(to_server(HELD, 450_000, &closed), Some(Limit::ReceiveWindow));
     assert_eq!(to_server(HELD, 4_000_000, &closed), Some(Limit::DestinationDisk));
     assert_eq!(to_server(HELD, 4_000_000, &|_| {}), Some(Limit::CongestionWindow));
+    let never_open = |tcp: &mut TcpSample| (tcp.rwnd_limited, tcp.delivered) = (tcp.rwnd_limited + STEP, 1);
+    assert_eq!(to_server(HELD, 0, &never_open), Some(Limit::DestinationDisk));
     let answers = |tcp: &mut TcpSample| tcp.unsent = ByteCount(0);
     assert_eq!(
         to_server(Feeder::default(), 4_000_000, &answers),

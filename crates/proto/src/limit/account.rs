@@ -594,7 +594,8 @@ impl ReceiverView {
     fn of_closed_window(&self, rate: BitRate, rtt: Duration) -> Limit {
         let carried = rate.0 as f64 / 8.0 * rtt.as_secs_f64();
         match self.server {
-            Some(window) if carried < window.0 as f64 * WINDOW_FULL => Limit::DestinationDisk,
+            // A window that was never open carries nothing.
+            Some(window) if carried <= window.0 as f64 * WINDOW_FULL => Limit::DestinationDisk,
             _ => Limit::ReceiveWindow,
         }
     }
