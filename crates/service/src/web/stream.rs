@@ -108,14 +108,17 @@ impl Stream<'_> {
         let mut feed = Feed { reader, digests, bytes: 0, progress: self.progress, meter };
         let mut route = Route::new(self.target.at.clone());
         let request = self.request();
-        let mut has_made_parents = false;
+        let (mut has_made_parents, mut has_restarted) = (false, false);
         loop {
             let reply = self.put(&request, &route, &mut feed).await?;
             if let Some(next) = self.client.redirected(&request, &route, &reply)? {
                 self.client.finish(reply).await;
-                if feed.bytes > 0 {
-                    return Err(request.failed(ErrorKind::Protocol, "a redirect after the beginning of the file"));
+                // Some servers say 100-continue before they redirect. The place of the redirect knows better.
+                if feed.bytes > 0 && std::mem::replace(&mut has_restarted, true) {
+                    let text = "another redirect after the beginning of the file";
+                    return Err(request.failed(ErrorKind::Protocol, text));
                 }
+                self.restart(&mut feed).await?;
                 route = next;
                 continue;
             }
@@ -123,10 +126,7 @@ impl Stream<'_> {
             if matches!(reply.status, 404 | 409) && !has_made_parents {
                 self.client.finish(reply).await;
                 storage::make_parents(self.client, self.target).await?;
-                if feed.bytes > 0 {
-                    feed.reader = self.source.open(self.client, self.size, self.tag.clone(), self.ranges).await?;
-                    (feed.bytes, feed.digests) = (0, InOrder::new(self.checks));
-                }
+                self.restart(&mut feed).await?;
                 has_made_parents = true;
                 continue;
             }
@@ -153,6 +153,15 @@ impl Stream<'_> {
         }
         let time = ANSWER_TIME_MIN + Duration::from_secs(self.size / ANSWER_BYTES_PER_S);
         Request { method: "PUT", end: self.target, headers, time, phase: Phase::Transfer, passive_token: None }
+    }
+
+    /// Reads the file from its beginning again, if some of it was read.
+    async fn restart(&self, feed: &mut Feed<'_>) -> Result<(), Error> {
+        if feed.bytes > 0 {
+            feed.reader = self.source.open(self.client, self.size, self.tag.clone(), self.ranges).await?;
+            (feed.bytes, feed.digests) = (0, InOrder::new(self.checks));
+        }
+        Ok(())
     }
 
     /// Sends the file once. Returns the answer, which may come before the end of the file.
