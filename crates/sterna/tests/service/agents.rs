@@ -546,18 +546,18 @@ fn a_file_from_a_web_server_that_had_arrived_is_recognised() {
     // The kill comes first: the file takes seconds.
     let server = Storage::nginx("limit_rate 500k;");
     let mut open = Agent::start(&serve, "open.example", &["--web", "any"]);
-    let bytes = Seeded::new(12).bytes(2 << 20);
+    let bytes = Seeded::new(12).bytes(4 << 20);
     server.put("f", &bytes);
     let given = adler32(&bytes);
     // Name, checksum of the job, and true if somebody has replaced the file meanwhile.
     for (name, checksum, is_other) in [("read", None, false), ("given", Some(&given), false), ("other", None, true)] {
+        let names = || std::fs::read_dir(open.path("")).unwrap().count();
+        let before = names();
         let file = json!({"sources": [server.url("f")], "destinations": [open.url(name)], "checksum": checksum});
         let params = json!({"retry": -1, "nostreams": 2, "verify_checksum": checksum.map_or("none", |_| "both")});
         let (_, body) = serve.request("POST", "/jobs", &json!({"files": [file], "params": params}).to_string());
         let id = serde_json::from_str::<Value>(&body).unwrap()["job_id"].as_str().unwrap().to_owned();
         // The agent has begun.
-        let names = || std::fs::read_dir(open.path("")).unwrap().count();
-        let before = names();
         until(|| (names(), first_file(&serve, &id)), |(names, _)| *names > before);
         serve.kill();
         while !open.path(name).exists() {
