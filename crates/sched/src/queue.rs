@@ -29,7 +29,7 @@ pub struct QueuedFile {
     pub deadline: Option<UnixTime>,
     /// Time before which it must not start: it waits for a retry.
     pub not_before: UnixTime,
-    /// Files of one queue with the same group may share a session; `None`: it has a session of its own.
+    /// Files of one queue with the same group may share a session; `None`: it goes alone.
     pub group: Option<u128>,
 }
 

@@ -59,7 +59,7 @@ pub enum Batch {
     Ended(Result<(), Error>),
 }
 
-/// Returns a path as it is written in a location.
+/// Returns a path for a location: percent-encoded.
 pub fn encoded(path: &RelPath) -> String {
     percent_encode(path.as_bytes(), ENCODED).to_string()
 }

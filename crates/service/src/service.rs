@@ -53,10 +53,17 @@ pub(crate) struct Running {
     /// Agents that take part in it.
     pub(crate) assignment: Option<Assignment>,
     pub(crate) bytes: u64,
-    /// It was cancelled; its worker has not reported the end yet.
-    pub(crate) is_cancelled: bool,
-    /// The other agent has another address now: a failure starts it again, and is no failed attempt.
-    pub(crate) has_moved: bool,
+    /// Reason why its worker was told to stop; `None`: it goes on. The worker has not reported the end yet.
+    pub(crate) stop: Option<Stop>,
+}
+
+/// Reason why a transfer stops. A cancellation replaces a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// The file was cancelled.
+    Cancelled,
+    /// The other agent has another address now: the transfer starts again, and that is no failed attempt.
+    Moved,
 }
 
 /// Order for the runner.

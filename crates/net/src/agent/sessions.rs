@@ -26,7 +26,7 @@ use crate::session::{End, LaneIds, Lanes, Receiver};
 const SESSIONS_MAX: usize = 512;
 
 /// Maximum number of sessions of one peer with its own rights. Reason: a host that runs many copies at the same time
-/// has some tens of sessions. It takes eight such hosts to fill an agent. A transfer service has limits of its own for
+/// has some tens of sessions. It takes eight such hosts to fill an agent. A transfer service has other limits for
 /// the sessions that it grants.
 const SESSIONS_OF_PEER_MAX: usize = 64;
 

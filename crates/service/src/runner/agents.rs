@@ -17,7 +17,7 @@ use super::{Runner, cancelled};
 use crate::endpoint::{AGENTS, site_of};
 use crate::job::{Failure, File, Moved, Task};
 use crate::paths::PathEnds;
-use crate::service::{AgentState, Running, now};
+use crate::service::{AgentState, Running, Stop, now};
 use crate::settings::{kind, read};
 use crate::site::Site;
 use crate::store::{Change, Changed, Event};
@@ -41,8 +41,11 @@ impl Running {
     /// the agent was told to stop for another reason than the file. Reasons are another file of the session that was
     /// cancelled, and a move that an earlier run of the service has noticed.
     pub(super) fn goes_again(&self, failure: Option<&Error>) -> bool {
-        let was_stopped = failure.is_some_and(|error| error.kind == ErrorKind::Cancelled);
-        failure.is_some() && self.has_moved || was_stopped && !self.is_cancelled
+        failure.is_some_and(|error| match self.stop {
+            Some(Stop::Cancelled) => false,
+            Some(Stop::Moved) => true,
+            None => error.kind == ErrorKind::Cancelled,
+        })
     }
 }
 
@@ -143,9 +146,9 @@ impl Runner {
         Ok(Order { tasks, end: *end, other })
     }
 
-    /// Returns a failure as it counts for the two endpoints. An agent is believed about its own site, and about a web
-    /// storage, of which it is the only witness. Another site has agents of its own, and one that lies about it must
-    /// not stop its transfers.
+    /// Returns a failure as it counts for the two endpoints. An agent is believed about its site, and about a web
+    /// storage, of which it is the only witness. It is not believed about another site: a lie would stop transfers of
+    /// all others with that site.
     pub(super) fn as_counted(&self, running: &Running, error: &Error) -> Error {
         let endpoint = match error.scope {
             Scope::Source => &running.file.new.source_endpoint,
@@ -175,10 +178,11 @@ impl Runner {
         let mut lost = self.of_workers(&earlier);
         let mut running = self.service.shared.running.lock();
         let mine = running.values().filter(|running| running.worker == *worker);
-        let known: Vec<(Key, bool)> = mine.map(|one| (key_of(one), one.is_cancelled)).collect();
-        for (key, is_cancelled) in &known {
+        let known: Vec<(Key, bool)> = mine.map(|one| (key_of(one), one.stop.is_some())).collect();
+        for (key, is_stopping) in &known {
             match at_agent.contains(key) {
-                true if *is_cancelled => self.agents.send(worker, ToAgent::Cancel { key: *key }),
+                // It was away when it was told to.
+                true if *is_stopping => self.agents.send(worker, ToAgent::Cancel { key: *key }),
                 true => {}
                 // The order did not arrive.
                 false => lost.extend(running.remove(&key.number())),
@@ -199,7 +203,7 @@ impl Runner {
         for running in self.service.shared.running.lock().values_mut() {
             let peer = running.assignment.as_ref().and_then(|assignment| assignment.peer.as_ref());
             if peer.is_some_and(|peer| peer.agent == agent && Some(peer.address.as_str()) != address) {
-                running.has_moved = true;
+                running.stop = running.stop.or(Some(Stop::Moved));
                 self.agents.send(&running.worker, ToAgent::Cancel { key: key_of(running) });
             }
         }

@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::credentials::{Credentials, Proxy};
 use crate::job::{Failure, File, Job, JobOptions, Moved, Task};
 use crate::paths::PathEnds;
-use crate::service::{Order, Reserves, Running, Service, link_of, name_of, now};
+use crate::service::{Order, Reserves, Running, Service, Stop, link_of, name_of, now};
 use crate::settings::Applied;
 use crate::store::{Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, LateEnd, Outcome, Store};
 use crate::web::Web;
@@ -275,8 +275,7 @@ impl Runner {
             let Some(worker) = file.worker.as_deref().map(Arc::<str>::from) else { continue };
             self.agents.handle_expected(&worker, Instant::now());
             self.service.shared.scheduler.lock().handle_running(queue_of(&file), queued(&file));
-            let running =
-                Running { options, worker, assignment: None, bytes: 0, is_cancelled: false, has_moved: false, file };
+            let running = Running { options, worker, assignment: None, bytes: 0, stop: None, file };
             self.service.shared.running.lock().insert(running.file.number, running);
         }
     }
@@ -438,7 +437,7 @@ impl Runner {
         let assignment = placement.assignment().cloned();
         // An operator may have changed the access since the submission.
         let allowed = self.service.check_sites(&file.vo, &file.new);
-        let running = Running { file, options, worker, assignment, bytes: 0, is_cancelled: false, has_moved: false };
+        let running = Running { file, options, worker, assignment, bytes: 0, stop: None };
         self.service.shared.running.lock().insert(running.file.number, running);
         match allowed {
             Ok(()) => Some(task),
@@ -512,7 +511,7 @@ impl Runner {
         }
         let mut running = self.service.shared.running.lock();
         let Some(running) = running.get_mut(&number) else { return };
-        running.is_cancelled = true;
+        running.stop = Some(Stop::Cancelled);
         let key = Key { file: number.0, start: running.file.starts };
         match agent_of(&running.worker) {
             Some(_) => self.agents.send(&running.worker, ToAgent::Cancel { key }),

@@ -415,8 +415,8 @@ async fn outcomes_are_those_of_attempts_that_ended_lately() {
     };
     let moved = Moved { bytes: 7, time_ms: 3000, ..Moved::default() };
     let arrives = Event::Finishes { moved: moved.clone() };
-    // The first arrives at 10 s, the second fails at 20 s, fails for good at 40 s, and the third arrives at 30 s. The
-    // last one is cancelled while it is under way.
+    // File 0 arrives at 10 s. File 1 fails at 20 s, and for the last time at 40 s. File 2 arrives at 30 s. File 3 is
+    // cancelled while it is under way.
     for number in 0..4 {
         step(number, FileState::Waiting, starts(), 5).await;
     }

@@ -25,7 +25,7 @@ pub(super) enum Mode {
     Push,
     /// This worker reads from the source and writes to the destination.
     Streamed,
-    /// This worker writes a file of its own host to the destination.
+    /// This worker writes a file of this host to the destination.
     Put,
 }
 

@@ -434,7 +434,7 @@ fn overwriting(params: &Object<'_>, job_type: &str, entries: &[Entry]) -> Result
 }
 
 /// Checks what `overwrite_when_only_on_disk` needs: a wait for the tape, and destinations that report where a file is.
-/// Of hops only the last one counts.
+/// Only the last hop counts.
 fn check_disk(params: &Object<'_>, entries: &[Entry], is_multihop: bool) -> Result<(), Failed> {
     if params.integer("archive_timeout")?.unwrap_or(-1) <= 0 {
         return Err(bad("'overwrite-when-only-on-disk' requires 'archive-timeout' to be set"));
