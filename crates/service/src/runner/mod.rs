@@ -26,7 +26,9 @@ use crate::job::{Failure, File, Job, JobOptions, Moved, Task};
 use crate::paths::PathEnds;
 use crate::service::{Order, Reserves, Running, Service, Stop, link_of, name_of, now};
 use crate::settings::Applied;
-use crate::store::{Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, LateEnd, Outcome, Store};
+use crate::store::{
+    Change, Changed, Decision, DecisionKind, Event, FileFilter, JobFilter, LateEnd, Outcome, Store, failure_in_decision,
+};
 use crate::web::Web;
 use crate::worker::{AgentReports, Agents, Embedded, Key, Report, Reports, ToAgent, agent_of};
 
@@ -59,9 +61,6 @@ const ARCHIVE_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Maximum number of jobs that go to the archive in one turn. Reason: other writes wait meanwhile.
 const ARCHIVED_TOGETHER_MAX: u32 = 100;
-
-/// Maximum characters of a failure in the reason of a decision. Reason: the whole text is with the attempt.
-const FAILURE_CHARS_MAX: usize = 200;
 
 /// Time after which a store that refused a change is asked again.
 const STORE_RETRY: Duration = Duration::from_secs(1);
@@ -678,7 +677,7 @@ impl Runner {
             Next::Again(_) | Next::Fails => None,
         };
         let decision = |kind, then: &str| {
-            let reason: String = failure.text.chars().take(FAILURE_CHARS_MAX).collect();
+            let reason = failure_in_decision(&failure.text);
             Some(Decision::new(kind, format!("{} failed: {reason}; {then}", name_of(file))))
         };
         match (after.next, next) {

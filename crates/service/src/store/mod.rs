@@ -118,6 +118,14 @@ impl Decision {
     }
 }
 
+/// Maximum characters of a failure in the reason of a decision. Reason: the whole text is with the attempt.
+const FAILURE_CHARS_MAX: usize = 200;
+
+/// Returns the text of a failure as a decision has it.
+pub fn failure_in_decision(text: &str) -> &str {
+    text.char_indices().nth(FAILURE_CHARS_MAX).map_or(text, |(end, _)| &text[..end])
+}
+
 /// Decision at its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decided {

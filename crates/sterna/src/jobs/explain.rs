@@ -8,6 +8,7 @@ use sterna_proto::{ByteCount, Error};
 use sterna_service::api::native::types::{
     ABSENT, BANNED, DRAINED, FileDetails, FileList, JobView, LIMIT, LimitShare, ListingView, Problem, TURN, Waiting,
 };
+use sterna_service::store::failure_in_decision;
 
 use super::client::{Answer, Client, encoded};
 use super::table::{json_line, utc};
@@ -84,8 +85,16 @@ fn in_words(details: &FileDetails) -> String {
             came_to(attempt.bytes, file.size, Some(attempt.time_ms), &attempt.limits).map(|far| format!("    {far}")),
         );
     }
+    // The failures of this file are with its attempts.
+    let failures: Vec<String> = details
+        .attempts
+        .iter()
+        .map(|one| failure_in_decision(&one.failure.text))
+        .map(|text| format!(": {text}; "))
+        .collect();
     for decision in &details.decisions {
-        lines.push(format!("  {} at {}: {}", decision.kind, utc(decision.at_ms), decision.text));
+        let text = failures.iter().fold(decision.text.clone(), |text, failure| text.replacen(failure, "; ", 1));
+        lines.push(format!("  {} at {}: {text}", decision.kind, utc(decision.at_ms)));
     }
     // The last failure is an attempt too, unless the file failed while it waited.
     let last = details.attempts.last().map(|attempt| &attempt.failure.text);
@@ -220,12 +229,12 @@ mod tests {
             "bytes": 5_000_000, "time_ms": 2000, "limits": limits}]);
         let mut failed = details("failed", serde_json::Value::Null, attempts);
         let decision =
-            serde_json::json!({"at_ms": 0, "kind": "end", "text": "mock://a (file 7) failed: gone; no more"});
+            serde_json::json!({"at_ms": 0, "kind": "end", "text": "mock://a (file 7) failed: stat x: gone; no more"});
         failed.decisions.push(serde_json::from_value(decision).unwrap());
         let expected = [
             "  attempt 1 at w1 failed at 1970-01-01T00:00:00Z: source (prepare), not_found: stat x: gone",
             "    moved 5.00 MB in 2 s; limited by: server or path 90 %, new 10 %",
-            "  end at 1970-01-01T00:00:00Z: mock://a (file 7) failed: gone; no more",
+            "  end at 1970-01-01T00:00:00Z: mock://a (file 7) failed; no more",
         ];
         assert_eq!(in_words(&failed).lines().skip(1).collect::<Vec<_>>(), expected);
     }
