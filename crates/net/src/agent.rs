@@ -16,6 +16,7 @@ mod revocation;
 mod runner;
 mod sessions;
 mod third_party;
+mod used_grants;
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -55,6 +56,7 @@ use self::log::{ONLY_ROOT, SessionLog};
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
 use self::third_party::Assignment;
 pub use self::third_party::{Reachable, ThirdPartyRules};
+use self::used_grants::{UsedGrants, seconds_since_1970};
 
 /// Interval at which sessions are ticked while data of one of them moves.
 const TICK: Duration = Duration::from_millis(250);
@@ -117,6 +119,7 @@ struct Shared {
     log: Arc<Limiter>,
     /// Keys of the transfer services whose grants count, by service.
     services: Mutex<BTreeMap<String, PublicKey>>,
+    used_grants: Mutex<UsedGrants>,
     stopping: AtomicBool,
     /// Notified when a session starts, and when the agent is to stop.
     wake: Wake,
@@ -159,6 +162,7 @@ impl Agent {
             pool: BufferPool::new(),
             log: Arc::default(),
             services: Mutex::default(),
+            used_grants: Mutex::default(),
             stopping: AtomicBool::new(false),
             wake: Wake::default(),
             history: Arc::default(),
@@ -567,7 +571,7 @@ impl Shared {
         session
             .start(|| {
                 is_new = true;
-                self.start_session(session, &key, from, &grant, hello)
+                self.start_once(&claim, &hello.request, || self.start_session(session, &key, from, &grant, hello))
             })
             .inspect_err(|_| self.sessions.remove(session))?;
         if is_new {
@@ -575,6 +579,20 @@ impl Shared {
             self.wake.notify();
         }
         Ok(seat)
+    }
+
+    /// Starts a session. One that writes with a grant uses the grant up.
+    fn start_once(
+        &self,
+        claim: &Claim,
+        request: &Request,
+        start: impl FnOnce() -> Result<Started, Error>,
+    ) -> Result<Started, Error> {
+        let (Claim::Granted { grant, .. }, Request::Push { dry_run: false, .. }) = (claim, request) else {
+            return start();
+        };
+        self.used_grants.lock().take(grant, seconds_since_1970())?;
+        start().inspect_err(|_| self.used_grants.lock().give_back(grant))
     }
 
     fn start_session(

@@ -1,15 +1,11 @@
 //! Grants of a transfer service: what an agent accepts of them, and what the service itself may do.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use sterna_proto::session::{GrantedAccess, Request, SignedGrant};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
+use super::used_grants::{CLOCKS_DIFFER_MAX, seconds_since_1970};
 use super::{Admission, Shared};
 use crate::identity::{Fingerprint, Grant, Rights};
-
-/// Time by which the clocks of a service and of an agent may differ, in seconds. Guess: hosts without NTP.
-const CLOCKS_DIFFER_MAX: u64 = 300;
 
 impl Shared {
     /// Returns the rights that a transfer service has granted to a peer. Errors: `Untrusted`, `Denied`.
@@ -54,8 +50,4 @@ impl Shared {
         };
         listed.unwrap_or_else(|| Grant::everywhere(Rights::Manage))
     }
-}
-
-fn seconds_since_1970() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

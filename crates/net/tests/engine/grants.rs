@@ -156,6 +156,26 @@ fn a_grant_replaces_and_lists_no_more_than_it_says() {
     assert_eq!(named.map(Result::unwrap).count(), 1);
 }
 
+/// The holder of a grant replaces the files after the service has recorded them as verified.
+#[test]
+fn a_grant_to_write_starts_one_session() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (here, scene) = (here.path(), scene(there.path()));
+    for name in ["first", "second"] {
+        std::fs::write(here.join(name), name).unwrap();
+    }
+    let engine = scene.engine(scene.grant(GrantedAccess::Write(Overwrite::Always), &["f"]));
+    let linger = Duration::from_millis(100);
+    let copy = |file| CopySpec { overwrite: Overwrite::Always, linger, ..scene.push(here, &[file], &["f"]) };
+    assert_eq!(outcome(&engine, copy("first")).unwrap(), 1);
+    assert!(outcome(&engine, copy("second")).is_err());
+    assert_eq!(std::fs::read_to_string(there.path().join("f")).unwrap(), "first");
+    let read = scene.engine(scene.grant(GrantedAccess::Read, &["f"]));
+    for name in ["1", "2"] {
+        assert_eq!(outcome(&read, scene.pull(here, &["f"], &[name])).unwrap(), 1, "to read changes nothing");
+    }
+}
+
 #[test]
 fn each_file_of_a_numbered_copy_ends_by_itself() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
