@@ -695,6 +695,39 @@ async fn copies_between_hops_are_deleted_when_nobody_reads_them() {
     assert!(due(store, Duration::from_secs(3600)).await.is_empty());
 }
 
+#[tokio::test]
+async fn a_storage_and_a_user_leave_deletions_of_others_room() {
+    let opened = open().await;
+    let store = &*opened.store;
+    let mut id = 0;
+    let mut submit = async |user: &str, endpoint: &str| {
+        id += 1;
+        let options = JobOptions { deletes_between: true, ..JobOptions::default() };
+        let owner = Owner { credential: user.to_owned(), ..job(id).owner };
+        let hops = NewJob { kind: JobKind::Hops, options, idempotency_key: None, owner, ..job(id) };
+        let hop = |entry| NewFile { destination_endpoint: endpoint.to_owned(), ..file(entry, entry > 0) };
+        store.submit(hops, (0..2).map(hop).collect(), true).await.unwrap();
+        let files = files_of(store, id).await;
+        arrives(store, &files[0]).await;
+        arrives(store, &files[1]).await;
+        files[0].number
+    };
+    let mut of_silent = Vec::new();
+    for _ in 0..30 {
+        of_silent.push(submit("c1", "https://silent.example").await);
+    }
+    let at_another = submit("c1", "https://b.example").await;
+    assert_eq!(due(store, Duration::ZERO).await, [&of_silent[..20], &[at_another]].concat());
+    for number in 0..60 {
+        submit("c1", &format!("https://{number}.silent.example")).await;
+    }
+    let of_another = submit("c2", "https://b.example").await;
+    let found = due(store, Duration::ZERO).await;
+    assert_eq!((found.len(), found.last()), (51, Some(&of_another)));
+    step(store, of_silent[0], DeletionStep::Ends { cleanup: None }).await;
+    assert_eq!(due(store, Duration::ZERO).await[19], of_silent[20], "an end makes room");
+}
+
 /// The worker of a cancelled hop may have written the copy before it heard of the cancellation.
 #[tokio::test]
 async fn the_copy_of_a_cancelled_hop_is_deleted_when_its_end_is_known() {

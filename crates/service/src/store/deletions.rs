@@ -16,6 +16,14 @@ use super::{Deletion, DeletionStep, LateEnd, credentials};
 /// 90 s.
 const UNKNOWN_FOR: Duration = Duration::from_secs(120);
 
+/// Maximum number of deletions of one storage that are returned as due. Reason: a storage that never answers leaves
+/// room for others.
+const OF_ENDPOINT_MAX: u32 = 20;
+
+/// Maximum number of deletions of one user that are returned as due. Reason: a user with many such storages leaves room
+/// for others.
+const OF_USER_MAX: u32 = 50;
+
 /// Plans the deletion of the copies of a job that nobody reads any more, and which no deletion has handled.
 ///
 /// The copy of a cancelled hop is planned for the time by which a worker must have reported the end: a hop that was
@@ -92,12 +100,23 @@ pub(super) async fn step(
     }
 }
 
-/// Returns the deletions that are due, those that wait for the longest time first.
+/// Returns the deletions that are due, those that wait for the longest time first. A storage and a user have a bounded
+/// number of them, with those under way: these are due until their end is recorded.
 pub(super) async fn due(readers: &SqlitePool, now: UnixTime, limit: u32) -> Result<Vec<Deletion>, sqlx::Error> {
     let query = sqlx::query(
-        "SELECT file, job, attempts FROM deletions WHERE not_before <= ? ORDER BY not_before, file LIMIT ?",
+        "WITH due AS ( \
+             SELECT deletions.*, files.destination_endpoint AS endpoint, jobs.credential FROM deletions \
+             JOIN files ON files.number = deletions.file JOIN jobs ON jobs.id = deletions.job \
+             WHERE deletions.not_before <= ?1), \
+         of_endpoint AS ( \
+             SELECT *, ROW_NUMBER() OVER (PARTITION BY endpoint ORDER BY not_before, file) AS place FROM due), \
+         of_user AS ( \
+             SELECT file, job, attempts, not_before, \
+                    ROW_NUMBER() OVER (PARTITION BY credential ORDER BY not_before, file) AS place \
+             FROM of_endpoint WHERE place <= ?2) \
+         SELECT file, job, attempts FROM of_user WHERE place <= ?3 ORDER BY not_before, file LIMIT ?4",
     );
-    let rows = query.bind(now.0).bind(limit).fetch_all(readers).await?;
+    let rows = query.bind(now.0).bind(OF_ENDPOINT_MAX).bind(OF_USER_MAX).bind(limit).fetch_all(readers).await?;
     let deletion = |row| {
         let file = FileNumber(count_of(row, "file")?);
         Ok(Deletion { file, job: id_of(row, "job")?, attempts: row.try_get("attempts")? })
