@@ -13,6 +13,7 @@ import http.client
 import json
 import os
 import pathlib
+import sqlite3
 import ssl
 import statistics
 import subprocess
@@ -25,7 +26,11 @@ class Service:
     """Running service, with its certificates."""
 
     def __init__(self, program, state):
-        arguments = [program, "serve", "--dev", "--listen", "127.0.0.1:0", "--log-level", "warn", "--state", state]
+        self.state = pathlib.Path(state)
+        config = self.state / "service.toml"
+        config.write_text("[replicas]\npatience_s = 1\n")
+        arguments = [program, "serve", "--dev", "--listen", "127.0.0.1:0", "--log-level", "warn", "--state", state,
+                     "--config", str(config)]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         words = self.process.stdout.readline().split()
         values = dict(zip(words[0::2], words[1::2]))
@@ -35,6 +40,9 @@ class Service:
 
     def connect(self):
         return http.client.HTTPSConnection("localhost", self.port, context=self.context, timeout=300)
+
+    def database(self):
+        return sqlite3.connect(f"file:{next(self.state.glob('*.db'))}?mode=ro", uri=True)
 
     def memory_mb(self):
         """Returns the resident memory in MB."""
@@ -205,13 +213,44 @@ def cancellation(service, results):
     results["last worker stopped after the last cancellation, ms"] = (time.monotonic() - started) * 1000
 
 
+def swap(service, results):
+    """Files that leave a banned source for another replica, with 1,000,000 files in the queue, beside completions."""
+    connection, entries = service.connect(), 500_000
+    for host in ("s0", "s1"):
+        ban = {"storage": f"mock://{host}.example", "status": "wait", "allow_submit": True}
+        call(connection, "POST", "/ban/se", json.dumps(ban))
+    lines = ['{"metadata": {"bench": true}}']
+    lines.extend(
+        f'{{"sources": ["mock://s0.example/{number}?size=1000000", "mock://s1.example/{number}?size=1000000"], '
+        f'"destination": "mock://d0.example/{number}", "size": 1000000}}' for number in range(entries))
+    body = "\n".join(lines).encode()
+    job = call(connection, "POST", "/api/v1/jobs", body, "application/x-ndjson")["id"]
+    # Now the second replica has no obstacle: each file of the first one leaves it. They wait for their destination.
+    call(connection, "POST", "/ban/se", json.dumps({"storage": "mock://d0.example", "status": "wait", "allow_submit": True}))
+    call(connection, "DELETE", "/ban/se?storage=mock%3A%2F%2Fs1.example")
+
+    def swapped():
+        query = "SELECT COUNT(*) FROM decisions WHERE kind = 'swap'"
+        return service.database().execute(query).fetchone()[0]
+
+    while not swapped():
+        time.sleep(0.1)
+    first, started, files = swapped(), time.monotonic(), 20_000
+    other = call(connection, "POST", "/api/v1/jobs", manifest(files, 100, 0, "x"), "application/x-ndjson")["id"]
+    wait_for_end(connection, other)
+    took = time.monotonic() - started
+    results["files that leave a banned source, of 1,000,000 in the queue, files/s"] = (swapped() - first) / took
+    results["completions meanwhile, files/s"] = files / took
+    call(connection, "POST", f"/api/v1/jobs/{job}/cancel")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("directory", nargs="?")
     options = parser.parse_args()
     results = {}
-    for measure in [bulk, stream, fts_jobs, completions, concurrent, cancellation]:
+    for measure in [bulk, stream, fts_jobs, completions, concurrent, cancellation, swap]:
         with tempfile.TemporaryDirectory() as state:
             service = Service(os.path.abspath(options.program), state)
             try:
