@@ -185,8 +185,8 @@ pub struct AgentFlags {
     /// the connection to the service)
     #[arg(long, value_name = "HOST[:PORT]|none", requires = "service", value_parser = parse_reachable_at)]
     pub reachable_at: Option<ReachableAt>,
-    /// Read from and write to this web server for transfers of the service; any allows every server. Can be repeated
-    /// (default: none)
+    /// Read from and write to this web server for transfers of the service; any allows every server, also on this host.
+    /// Can be repeated (default: none)
     #[arg(long, value_name = "HOST|any", requires = "service")]
     pub web: Vec<String>,
     /// Wait this long for a client that has lost all connections; received data stays for a later run
