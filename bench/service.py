@@ -42,7 +42,7 @@ class Service:
         return http.client.HTTPSConnection("localhost", self.port, context=self.context, timeout=300)
 
     def database(self):
-        return sqlite3.connect(f"file:{next(self.state.glob('*.db'))}?mode=ro", uri=True)
+        return sqlite3.connect(f"file:{next(self.state.rglob('sterna.db'))}?mode=ro", uri=True)
 
     def memory_mb(self):
         """Returns the resident memory in MB."""
@@ -63,9 +63,9 @@ def call(connection, method, path, body=None, kind="application/json"):
     connection.request(method, path, body, headers)
     reply = connection.getresponse()
     text = reply.read()
-    if reply.status not in (200, 201):
+    if reply.status not in (200, 201, 204):
         raise RuntimeError(f"{method} {path[:80]}: {reply.status} {text[:200]}")
-    return json.loads(text)
+    return json.loads(text) if text else None
 
 
 def manifest(files, links, seconds, name):
@@ -216,18 +216,22 @@ def cancellation(service, results):
 def swap(service, results):
     """Files that leave a banned source for another replica, with 1,000,000 files in the queue, beside completions."""
     connection, entries = service.connect(), 500_000
-    for host in ("s0", "s1"):
+    # One transfer runs, for as long as the measurement takes, and the others wait for it.
+    call(connection, "PATCH", "/api/v1/config/endpoints/mock%3A%2F%2Fslow.example", json.dumps({"max_in": 1}))
+    for host in ("full", "free"):
         ban = {"storage": f"mock://{host}.example", "status": "wait", "allow_submit": True}
         call(connection, "POST", "/ban/se", json.dumps(ban))
     lines = ['{"metadata": {"bench": true}}']
     lines.extend(
-        f'{{"sources": ["mock://s0.example/{number}?size=1000000", "mock://s1.example/{number}?size=1000000"], '
-        f'"destination": "mock://d0.example/{number}", "size": 1000000}}' for number in range(entries))
+        f'{{"sources": ["mock://full.example/{number}?size=1000000", "mock://free.example/{number}?size=1000000"], '
+        f'"destination": "mock://slow.example/{number}?time=600", "size": 1000000}}' for number in range(entries))
     body = "\n".join(lines).encode()
     job = call(connection, "POST", "/api/v1/jobs", body, "application/x-ndjson")["id"]
-    # Now the second replica has no obstacle: each file of the first one leaves it. They wait for their destination.
-    call(connection, "POST", "/ban/se", json.dumps({"storage": "mock://d0.example", "status": "wait", "allow_submit": True}))
-    call(connection, "DELETE", "/ban/se?storage=mock%3A%2F%2Fs1.example")
+    started = time.monotonic()
+    call(connection, "POST", "/ban/se", json.dumps({"storage": "mock://full.example", "status": "wait", "allow_submit": True}))
+    results["reply to a ban of a storage with 500,000 files that wait, s"] = time.monotonic() - started
+    # Now the second replica has no obstacle: each file of the first one leaves it.
+    call(connection, "DELETE", "/ban/se?storage=mock%3A%2F%2Ffree.example")
 
     def swapped():
         query = "SELECT COUNT(*) FROM decisions WHERE kind = 'swap'"

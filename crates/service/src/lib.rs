@@ -9,6 +9,7 @@ pub mod access;
 pub mod agent;
 pub mod api;
 pub mod auth;
+mod bans;
 pub mod caller;
 pub mod checksum;
 pub mod command;

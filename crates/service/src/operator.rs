@@ -7,8 +7,6 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
-use sterna_sched::queue::FileNumber;
-use sterna_sched::replica::Placed;
 use sterna_sched::settings::{ANY, EndpointLimits, Limits, Name, Shares};
 use sterna_sched::share::Share;
 use sterna_sched::state::FileState;
@@ -17,19 +15,16 @@ use uuid::Uuid;
 use crate::caller::{Caller, Level, Operation};
 use crate::endpoint::{AGENTS, endpoint_of, site_of};
 use crate::job::{File, NewFile};
-use crate::service::{Reserves, Service, link_of, now};
+use crate::service::{Service, link_of, now};
 use crate::settings::{
     ActivitySettings, Applied, Ban, BanKind, EndpointSettings, Grant, LinkSettings, ServiceSettings, ShareSettings,
     UserBan, VoSettings, WEIGHT_MAX, kind, read,
 };
 use crate::site::{SiteRight, SiteSettings};
-use crate::store::{Audit, Change, Changed, Event, FileFilter, JobFilter, Setting};
+use crate::store::{Audit, FileFilter, JobFilter, Setting};
 
 /// Maximum bytes of a setting. Reason: names and numbers; a larger one is a mistake.
 const SETTING_BYTES_MAX: usize = 64 << 10;
-
-/// Maximum number of files that a ban changes in one transaction. Reason: other writes wait some 10 ms meanwhile.
-const CHANGED_TOGETHER_MAX: usize = 1000;
 
 fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
@@ -136,57 +131,6 @@ impl Service {
         self.store().audit(limit).await
     }
 
-    /// Bans an endpoint. Returns the jobs with files that it concerns. Needs the level `all` of `config`.
-    ///
-    /// Errors: `Denied`.
-    pub async fn ban(
-        &self,
-        caller: &Caller,
-        endpoint: &str,
-        kind: BanKind,
-        allows_submission: bool,
-        message: &str,
-    ) -> Result<Vec<Uuid>, Error> {
-        let ban = Ban {
-            kind,
-            allows_submission,
-            vo: caller.vo().to_owned(),
-            message: message.to_owned(),
-            by: caller.name.clone(),
-            at: now().0,
-        };
-        let value = serde_json::to_value(&ban).map_err(|e| usage("write the ban as JSON").caused_by(e))?;
-        // The ban comes first: no file starts after it.
-        self.set(caller, kind::BAN, endpoint, Some(value), "ban-se").await?;
-        let files = self.running_at(endpoint).await?;
-        let mut jobs: Vec<Uuid> = files.iter().map(|file| file.job).collect();
-        jobs.sort_unstable();
-        jobs.dedup();
-        match kind {
-            BanKind::Cancel => self.cancel_all(files, "Storage banned").await?,
-            BanKind::Wait => {
-                let waiting = files.into_iter().filter(|file| file.state == FileState::Waiting);
-                self.change_all(waiting.map(|file| (file.number, FileState::Waiting)).collect(), Event::Holds).await?;
-            }
-        }
-        Ok(jobs)
-    }
-
-    /// Lifts the ban of an endpoint. Needs the level `all` of `config`.
-    ///
-    /// Errors: `Denied`.
-    pub async fn unban(&self, caller: &Caller, endpoint: &str) -> Result<(), Error> {
-        self.set(caller, kind::BAN, endpoint, None, "unban-se").await?;
-        let applied = self.applied();
-        let held = self.running_at(endpoint).await?.into_iter().filter(|file| {
-            let is_banned = |endpoint: &String| applied.bans.contains_key(endpoint);
-            file.state == FileState::Held
-                && !is_banned(&file.new.source_endpoint)
-                && !is_banned(&file.new.destination_endpoint)
-        });
-        self.change_all(held.map(|file| (file.number, FileState::Held)).collect(), Event::Releases).await
-    }
-
     /// Sets the agents of a site and the access to it; `None` removes it. Needs the level `all` of `config`.
     ///
     /// Errors: `Denied`; `Usage`, when the name is no host.
@@ -275,63 +219,6 @@ impl Service {
         }
     }
 
-    async fn running_at(&self, endpoint: &str) -> Result<Vec<File>, Error> {
-        let states = vec![FileState::Waiting, FileState::Held, FileState::Active];
-        let filter = FileFilter { states, ..FileFilter::default() };
-        let from = FileFilter { source_endpoint: Some(endpoint.to_owned()), ..filter.clone() };
-        let to = FileFilter { destination_endpoint: Some(endpoint.to_owned()), ..filter };
-        let mut files = self.store().files(from).await?;
-        // A file from the endpoint to itself is in both lists.
-        files.extend(self.store().files(to).await?.into_iter().filter(|file| file.new.source_endpoint != endpoint));
-        Ok(files)
-    }
-
-    /// Cancels files whose endpoint was banned.
-    async fn cancel_all(&self, files: Vec<File>, reason: &str) -> Result<(), Error> {
-        for files in files.chunks(CHANGED_TOGETHER_MAX) {
-            let successors = self.successors_of(files).await?;
-            let at = now();
-            let change = |file: &File| self.cancellation(file, file.state, reason, successors.get(&file.number), at);
-            let changed = self.store().change(files.iter().map(change).collect()).await?;
-            let (mut cancelled, mut waits) = (Vec::with_capacity(files.len()), Vec::new());
-            let mut moved_on = Vec::new();
-            for (file, changed) in files.iter().zip(changed) {
-                match changed {
-                    Changed::Done { waiting, .. } => {
-                        cancelled.push(file.number);
-                        waits.extend(waiting);
-                    }
-                    Changed::Conflict => moved_on.push(file),
-                }
-            }
-            self.handle_waiting(waits);
-            self.handle_cancelled(cancelled);
-            // These started, were held or ended since they were read.
-            for file in moved_on {
-                self.cancel_file(file, reason, successors.get(&file.number)).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns for each file the replica that goes next, with the reason: none that is at a banned endpoint too.
-    async fn successors_of(&self, files: &[File]) -> Result<BTreeMap<FileNumber, (FileNumber, String)>, Error> {
-        // Only files with replicas have a strategy.
-        let replicated: Vec<&File> = files.iter().filter(|file| file.new.strategy.is_some()).collect();
-        let mut reserves = self.reserves_of(&replicated).await?;
-        let applied = self.applied();
-        let mut placed = Placed::default();
-        let successor = |file: &&File| {
-            let mut left = reserves.remove(&(file.job, file.new.entry))?;
-            left.retain(|file| {
-                let ends = [&file.new.source_endpoint, &file.new.destination_endpoint];
-                !ends.into_iter().any(|endpoint| applied.bans.contains_key(endpoint))
-            });
-            Some((file.number, self.successor(file, &left, Reserves::All, &mut placed)?))
-        };
-        Ok(replicated.iter().filter_map(successor).collect())
-    }
-
     /// Returns the replicas in reserve of the entries of files.
     pub(crate) async fn reserves_of(&self, files: &[&File]) -> Result<BTreeMap<(Uuid, u64), Vec<File>>, Error> {
         let mut reserves: BTreeMap<(Uuid, u64), Vec<File>> = BTreeMap::new();
@@ -344,31 +231,6 @@ impl Service {
             }
         }
         Ok(reserves)
-    }
-
-    async fn change_all(&self, files: Vec<(FileNumber, FileState)>, what: Event) -> Result<(), Error> {
-        for files in files.chunks(CHANGED_TOGETHER_MAX) {
-            let at = now();
-            let change = |(file, from): &(FileNumber, FileState)| Change {
-                file: *file,
-                from: *from,
-                of_worker: None,
-                what: what.clone(),
-                decision: None,
-                at,
-            };
-            let (mut waiting, mut held) = (Vec::new(), Vec::new());
-            for changed in self.store().change(files.iter().map(change).collect()).await? {
-                match changed {
-                    Changed::Done { file, .. } if file.state == FileState::Waiting => waiting.push(*file),
-                    Changed::Done { file, .. } => held.push(file.number),
-                    Changed::Conflict => {}
-                }
-            }
-            self.handle_waiting(waiting);
-            self.handle_cancelled(held);
-        }
-        Ok(())
     }
 
     /// Gives the settings of the store to the scheduler, and to the requests that follow.

@@ -158,6 +158,7 @@ impl Runner {
         self.read_paths().await;
         self.insist("read outcomes", async || self.service.read_outcomes().await).await;
         self.recover().await;
+        self.service.settle_soon(None).await;
         self.read_prefixes(None).await;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

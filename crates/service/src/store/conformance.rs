@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     Added, Audit, Change, Changed, Decision, DecisionKind, DeletionStep, Event, FileFilter, JobFilter, LateEnd,
-    Outcome, PrefixChange, PrefixFilter, SqliteStore, Store, Submitted,
+    LinkState, Outcome, PrefixChange, PrefixFilter, SqliteStore, Store, Submitted,
 };
 use crate::credentials::{Credentials, Proxy, Secret};
 use crate::job::{Cleanup, Extent, Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner, Placed, Prefix};
@@ -752,6 +752,37 @@ async fn the_copy_of_a_cancelled_hop_is_deleted_when_its_end_is_known() {
     step(store, first, DeletionStep::Ends { cleanup: Some(Cleanup::Deleted) }).await;
     store.end_late(late(1, "w")).await.unwrap();
     assert!(due(store, Duration::from_secs(3600)).await.is_empty());
+}
+
+#[tokio::test]
+async fn files_of_a_link_are_read_in_steps() {
+    let opened = open().await;
+    let store = &*opened.store;
+    store.submit(job(1), (0..5).map(|entry| file(entry, entry == 4)).collect(), true).await.unwrap();
+    let other = NewFile { destination_endpoint: "mock://c".to_owned(), ..file(0, false) };
+    store.submit(job(2), vec![other], true).await.unwrap();
+    let files = files_of(store, 1).await;
+    change(store, &files[0], FileState::Waiting, Event::Holds).await;
+    let link = |state, destination: &str| LinkState {
+        state,
+        source: "mock://a".to_owned(),
+        destination: destination.to_owned(),
+    };
+    let mut links = store.links_in_use().await.unwrap();
+    links.sort_by_key(|link| (link.state.name(), link.destination.clone()));
+    use FileState::{Held, Waiting};
+    assert_eq!(links, [link(Held, "mock://b"), link(Waiting, "mock://b"), link(Waiting, "mock://c")]);
+    let read = async |after: usize| {
+        let found = store.files_of_link(&link(Waiting, "mock://b"), files[after].number, 2).await.unwrap();
+        found.into_iter().map(|file| file.new.entry).collect::<Vec<_>>()
+    };
+    assert_eq!((read(0).await, read(2).await, read(3).await), (vec![1, 2], vec![3], vec![]));
+    let jobs = async |endpoint: &str| {
+        let mut jobs = store.jobs_at(endpoint).await.unwrap();
+        jobs.sort();
+        jobs.iter().map(Uuid::as_u128).collect::<Vec<_>>()
+    };
+    assert_eq!((jobs("mock://a").await, jobs("mock://c").await, jobs("mock://d").await), (vec![1, 2], vec![2], vec![]));
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@ mod decisions;
 mod deletions;
 mod prefixes;
 mod row;
+mod running;
 mod sqlite;
 mod statements;
 
@@ -243,6 +244,17 @@ pub struct JobFilter {
     pub is_archived: bool,
     /// Maximum number of jobs.
     pub limit: Option<u32>,
+}
+
+/// Files of a link in one state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkState {
+    /// State: waiting, held or active.
+    pub state: FileState,
+    /// Endpoint of the source.
+    pub source: String,
+    /// Endpoint of the destination.
+    pub destination: String,
 }
 
 /// Filter for files. Every given field restricts.
@@ -509,6 +521,15 @@ pub trait Store: Send + Sync {
     /// Returns files that wait or are held, and have other replicas, from an endpoint and after a number, by number.
     /// Cost: grows with `limit` only.
     fn replaceable(&self, source_endpoint: &str, after: FileNumber, limit: u32) -> Stored<'_, Vec<File>>;
+
+    /// Returns the links of files that wait, are held or run, by state.
+    fn links_in_use(&self) -> Stored<'_, Vec<LinkState>>;
+
+    /// Returns the files of a link in its state after a number, by number. Cost: grows with `limit` only.
+    fn files_of_link(&self, link: &LinkState, after: FileNumber, limit: u32) -> Stored<'_, Vec<File>>;
+
+    /// Returns the jobs with files that wait, are held or run at an endpoint, in any order.
+    fn jobs_at(&self, endpoint: &str) -> Stored<'_, Vec<Uuid>>;
 
     /// Records ends of transfers whose files were cancelled before. A start that is not the last one of its file, and a
     /// report of another worker, change nothing.

@@ -24,9 +24,9 @@ use super::row::{
 use super::statements::{Counted, OfJob, count, entries_after, insert_files, record};
 use super::{
     Added, Attempt, Audit, Change, Changed, Decided, Deletion, DeletionStep, Event, Feed, FileFilter, JobFilter,
-    LateEnd, Outcome, PrefixChange, PrefixFilter, Setting, Store, Stored, Submitted,
+    LateEnd, LinkState, Outcome, PrefixChange, PrefixFilter, Setting, Store, Stored, Submitted,
 };
-use super::{archive, credentials, decisions, deletions, prefixes};
+use super::{archive, credentials, decisions, deletions, prefixes, running};
 use crate::credentials::{Credentials, Proxy};
 use crate::job::{Extent, Failure, File, Job, Moved, NewFile, NewJob, Prefix};
 
@@ -737,6 +737,28 @@ impl Store for SqliteStore {
         Box::pin(async move {
             let found = decisions::of_file(&self.readers, file).await;
             found.map_err(|e| failure("read decisions from the database", e))
+        })
+    }
+
+    fn links_in_use(&self) -> Stored<'_, Vec<LinkState>> {
+        Box::pin(
+            async move { running::links(&self.readers).await.map_err(|e| failure("read links from the database", e)) },
+        )
+    }
+
+    fn files_of_link(&self, link: &LinkState, after: FileNumber, limit: u32) -> Stored<'_, Vec<File>> {
+        let link = link.clone();
+        Box::pin(async move {
+            let found = running::files_of_link(&self.readers, &link, after, limit).await;
+            found.map_err(|e| failure("read files of a link from the database", e))
+        })
+    }
+
+    fn jobs_at(&self, endpoint: &str) -> Stored<'_, Vec<Uuid>> {
+        let endpoint = endpoint.to_owned();
+        Box::pin(async move {
+            let found = running::jobs_at(&self.readers, &endpoint).await;
+            found.map_err(|e| failure("read jobs of an endpoint from the database", e))
         })
     }
 

@@ -139,6 +139,26 @@ fn a_banned_endpoint_makes_files_wait_until_the_ban_is_lifted() {
     assert!(fail(&serve, &["ban", "b.example"], 5).contains("expected SCHEME://HOST"));
 }
 
+/// The service ends after the ban was lifted and before its files were released.
+#[test]
+fn files_that_no_ban_holds_any_more_go_on_after_a_restart() {
+    let mut serve = Serve::start();
+    let id = submit(&serve, &[SOURCE, "mock://b.example/f?time=1"]);
+    serve.sterna(&["watch", &id]).succeed();
+    serve.sterna(&["ban", "--wait", "mock://b.example"]).succeed();
+    let id = submit(&serve, &[SOURCE, "mock://b.example/g?time=1"]);
+    serve.sterna(&["ban", "--wait", "mock://b.example"]).succeed();
+    assert!(until(&serve, &["explain", &id], "held: ").contains("an operator has banned mock://b.example"));
+    let lift = "import sqlite3, sys; base = sqlite3.connect(sys.argv[1], timeout=60); \
+        print(base.execute(\"DELETE FROM settings WHERE kind = 'ban'\").rowcount); base.commit()";
+    serve.kill();
+    let database = serve.state_dir().join("service/sterna.db");
+    let lifted = std::process::Command::new("python3").args(["-c", lift]).arg(database).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&lifted.stdout), "1\n");
+    serve.kill_and_start();
+    serve.sterna(&["watch", &id]).succeed();
+}
+
 #[test]
 fn a_file_that_is_tried_again_is_explained_with_its_attempts() {
     let serve = Serve::start();
