@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use sterna_proto::quantity::readable_time;
-use sterna_proto::{Error, ErrorKind, Retry};
+use sterna_proto::{Error, ErrorKind, Retry, Scope};
 
 /// Rules for the retries of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +64,10 @@ pub fn after_failure(error: &Error, tried: Tried, rules: &RetryRules, random: f6
         return step(Next::Fails, "the transfer was cancelled".to_owned());
     }
     let may_repeat = error.retry == Retry::After && tried.at_source <= rules.attempts;
-    // Another replica helps against a source that fails, and at once.
-    if tried.replicas_left > 0 && (error.retry == Retry::OtherReplica || !may_repeat && error.retry != Retry::Never) {
+    // Another replica helps against a source that fails, and at once. Who met a failure of its source for all time may
+    // not have known that there are others.
+    let is_of_source = error.scope == Scope::Source || error.retry != Retry::Never;
+    if tried.replicas_left > 0 && (error.retry == Retry::OtherReplica || !may_repeat && is_of_source) {
         return step(Next::NextReplica, format!("one of {} other replicas, at once", tried.replicas_left));
     }
     if may_repeat {
@@ -93,7 +95,7 @@ pub fn after_failure(error: &Error, tried: Tried, rules: &RetryRules, random: f6
 
 #[cfg(test)]
 mod tests {
-    use sterna_proto::{Phase, Scope};
+    use sterna_proto::Phase;
 
     use super::*;
 
@@ -115,11 +117,19 @@ mod tests {
             (Retry::After, 4, 0, Next::Fails),
             (Retry::OtherReplica, 1, 1, Next::NextReplica),
             (Retry::OtherReplica, 1, 0, Next::Fails),
-            (Retry::Never, 1, 2, Next::Fails),
+            (Retry::Never, 1, 2, Next::NextReplica),
+            (Retry::Never, 1, 0, Next::Fails),
         ] {
             let next = after(retry, at_source, replicas_left);
             assert_eq!(next, expected, "{retry:?} after {at_source} attempts with {replicas_left} replicas");
         }
+    }
+
+    #[test]
+    fn another_replica_does_not_help_a_destination_that_refuses_for_all_time() {
+        let error = Error::new(ErrorKind::Exists, Scope::Destination, Phase::Prepare, "exists");
+        let tried = Tried { at_source: 1, replicas_left: 2 };
+        assert_eq!(after_failure(&error, tried, &RetryRules::default(), 0.0).next, Next::Fails);
     }
 
     #[test]

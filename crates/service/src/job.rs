@@ -299,6 +299,19 @@ pub struct Task {
 }
 
 impl Task {
+    /// Checks the size of the source against the one that the user gave; 0 is no size. Errors: `Corrupt`.
+    pub fn check_size(&self, size: u64) -> Result<(), Error> {
+        match self.size.filter(|given| *given != size && *given != 0) {
+            Some(given) => {
+                // Source of the text: FTS3.
+                let text = format!("Source and user provided file size mismatch: {size} and {given}");
+                let error = Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Prepare, text);
+                Err(error.retry(Retry::OtherReplica))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Returns true if an earlier start may have published the file.
     pub fn is_repeated(&self) -> bool {
         self.start > 1

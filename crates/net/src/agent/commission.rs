@@ -332,6 +332,21 @@ impl Commission {
         }
     }
 
+    /// Returns the size of a source at this or at the other agent; `None`: it has no file there, or is on a web server.
+    /// Errors: the other agent is not reached.
+    pub fn source_size(&self, number: usize, cancel: &Cancel) -> Result<Option<u64>, Error> {
+        let (file, options) = (self.file(number)?, ListOptions::new(Some(0)));
+        let answer = match (&self.spec.granted, &file.other) {
+            (Some(Granted::Sources(_)), _) => Lister::new(file.place.clone(), options, cancel.clone()).next(),
+            (_, Some(there)) => self.engine.list(std::slice::from_ref(there), &options)?.next().transpose()?,
+            _ => None,
+        };
+        match answer {
+            Some(Answer::Listed(listed)) if listed.kind == ListedKind::File => Ok(Some(listed.size)),
+            _ => Ok(None),
+        }
+    }
+
     /// Returns for each file of `numbers` if the one at this agent and the one at the other agent have the same digest.
     /// Errors: `Cancelled`; the other agent is not reached; a digest is not known, to be tried again.
     pub fn are_same(&self, numbers: &[usize], cancel: &Cancel) -> Result<Vec<Result<bool, Error>>, Error> {

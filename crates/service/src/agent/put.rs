@@ -95,6 +95,22 @@ impl Storages {
         }
     }
 
+    /// Returns the size of the source of an order, which is at a web server. Waits for the reply.
+    ///
+    /// Errors: `Cancelled`; those of the server.
+    pub fn size_of_source(
+        &self,
+        (service, hosts): (Fingerprint, &WebServers),
+        order: &Order,
+        task: &Task,
+        cancel: &Cancel,
+    ) -> Result<u64, Error> {
+        let started = self.client(service, hosts)?;
+        let task = task_of(order, task);
+        let size = started.web.size_of_source(&task);
+        started.runtime.wait(until_cancelled(size, cancel, || format!("look at {}", task.source)))
+    }
+
     /// Returns the digest of the source of an order, which is at a web server; `None`: its size is not `size`. Reads
     /// the file if the server reports no digest, and waits for the end.
     ///

@@ -254,6 +254,10 @@ impl Transfers {
         if matches!(order.other, Other::Web { .. }) && order.end == End::Source {
             return self.put(service, order, first, commission, cancel);
         }
+        if let Some(rest) = self.end_wrong_sizes(service, order, &commission, cancel)? {
+            // The others need another session. Each turn has fewer of them.
+            return self.run(service, &rest, cancel);
+        }
         let (started, is_late) = (Instant::now(), AtomicBool::new(false));
         let time_max = first.options.timeout_s.map(|seconds| Duration::from_secs(u64::from(seconds)));
         let measured = Mutex::new(Measured::default());
@@ -293,6 +297,37 @@ impl Transfers {
         }
         self.compare(service, &ending, cancel, is_late.load(Ordering::Relaxed));
         Ok(())
+    }
+
+    /// Ends the transfers whose source has another size than the user gave. Returns an order for the others; `None`:
+    /// there are no such transfers.
+    ///
+    /// Errors: a source is not reached.
+    fn end_wrong_sizes(
+        &self,
+        service: Service,
+        order: &Order,
+        commission: &Commission,
+        cancel: &Cancel,
+    ) -> Result<Option<Order>, Error> {
+        let mut rest = order.clone();
+        rest.tasks.clear();
+        for (number, task) in order.tasks.iter().enumerate() {
+            let size = match (task.size.filter(|size| *size != 0), &order.other) {
+                (None, _) => None,
+                (Some(_), Other::Web { .. }) => {
+                    let from = (service.key, self.agent.web_servers());
+                    Some(self.storages.size_of_source(from, order, task, cancel)?)
+                }
+                // The session reports a source that is missing.
+                (Some(_), Other::Agent { .. }) => commission.source_size(number, cancel)?,
+            };
+            match size.map_or(Ok(()), |size| task.check_size(size)) {
+                Ok(()) => rest.tasks.push(task.clone()),
+                Err(error) => self.end(Key::of(task), Moved::default(), Some(&error)),
+            }
+        }
+        Ok((rest.tasks.len() < order.tasks.len()).then_some(rest))
     }
 
     /// Records the end of a file of a session.

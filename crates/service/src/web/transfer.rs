@@ -142,6 +142,12 @@ impl Web {
         self.run(task, Source::Local(file), progress).await
     }
 
+    /// Returns the size of the source of a task. Errors: those of the storage.
+    pub async fn size_of_source(&self, task: &Task) -> Result<u64, Error> {
+        let end = end_of(&task.source, (&task.credentials, &task.credentials.source), Scope::Source)?;
+        Source::Storage(end).stat(&self.client, None).await.map(|(size, _)| size)
+    }
+
     /// Returns the digest of the source of a task, as its storage reports it, or computed from its bytes; `None`: its
     /// size is not `size`. Errors: those of the storage; the time limit of an attempt is over.
     pub async fn digest_of_source(
@@ -259,15 +265,7 @@ impl Transfer<'_> {
         if let (Some(check), Some(found)) = (self.check, stat.digest) {
             self.compare_with_given(check, found)?;
         }
-        match self.task.size.filter(|given| *given != size && *given != 0) {
-            None => Ok((size, stat)),
-            Some(given) => {
-                // Source of the text: FTS3.
-                let text = format!("Source and user provided file size mismatch: {size} and {given}");
-                let error = Error::new(ErrorKind::Corrupt, Scope::Source, Phase::Prepare, text);
-                Err(error.retry(Retry::OtherReplica))
-            }
-        }
+        self.task.check_size(size).map(|()| (size, stat))
     }
 
     fn may_replace(&self) -> bool {
