@@ -1,11 +1,15 @@
 //! Runs `sterna serve`: opens the store, and serves the interfaces until a signal arrives. Its log goes to stderr.
 
 use std::collections::BTreeMap;
+use std::fs::{DirBuilder, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use sterna_net::agent::WebServers;
@@ -37,7 +41,9 @@ const DATABASE_FILE: &str = "sterna.db";
 pub fn run(flags: &ServeFlags) -> Result<u8, Error> {
     agent_log::start(flags.log_format, flags.log_level.filter())?;
     let directory = state::directory(flags.state.as_deref())?.join(SERVICE_DIR);
-    std::fs::create_dir_all(&directory).map_err(|e| failed(&format!("create {}", directory.display())).caused_by(e))?;
+    // Jobs have tokens, and delegated proxies their keys.
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+    created.map_err(|e| failed(&format!("create {}", directory.display())).caused_by(e))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -46,7 +52,7 @@ pub fn run(flags: &ServeFlags) -> Result<u8, Error> {
 }
 
 fn failed(tried: &str) -> Error {
-    Error::new(ErrorKind::Io, Scope::Service, Phase::Prepare, tried)
+    Error::new(ErrorKind::Io, Scope::Client, Phase::Prepare, tried)
 }
 
 async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
@@ -55,6 +61,8 @@ async fn serve(flags: &ServeFlags, directory: &Path) -> Result<u8, Error> {
         Some(given) => database_of(given)?,
         None => directory.join(DATABASE_FILE),
     };
+    // Held until the end of the process.
+    let _lock = lock(&database)?;
     let store = SqliteStore::open(&database).await?;
     let trust = Arc::new(Trust::open(identity.trust.clone(), SystemTime::now())?);
     let tls = ServerTls::open(identity.server.clone(), Arc::clone(&trust))?;
@@ -185,6 +193,25 @@ fn database_of(given: &str) -> Result<PathBuf, Error> {
         return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
     }
     Ok(PathBuf::from(path))
+}
+
+/// Locks a database for this process. Errors: `Busy`: another service uses it.
+fn lock(database: &Path) -> Result<File, Error> {
+    // Beside the database: SQLite has its own locks on that file.
+    let mut path = database.as_os_str().to_owned();
+    path.push("-lock");
+    let path = PathBuf::from(path);
+    let opened = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = opened.map_err(|e| failed(&format!("open {}", path.display())).caused_by(e))?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
+        Errno::WOULDBLOCK => {
+            let shown = database.display();
+            let text = format!("another `sterna serve` uses {shown}; stop it, or give another --state or --database");
+            Error::new(ErrorKind::Busy, Scope::Client, Phase::Prepare, text)
+        }
+        _ => failed(&format!("lock {}", path.display())).caused_by(e),
+    })?;
+    Ok(file)
 }
 
 /// Returns the name of this host.

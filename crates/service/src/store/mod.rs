@@ -23,6 +23,7 @@ mod credentials;
 mod decisions;
 mod deletions;
 mod prefixes;
+mod private;
 mod row;
 mod running;
 mod sqlite;

@@ -26,7 +26,7 @@ use super::{
     Added, Attempt, Audit, Change, Changed, Decided, Deletion, DeletionStep, Event, Feed, FileFilter, JobFilter,
     LateEnd, LinkState, Outcome, PrefixChange, PrefixFilter, Setting, Store, Stored, Submitted,
 };
-use super::{archive, credentials, decisions, deletions, prefixes, running};
+use super::{archive, credentials, decisions, deletions, prefixes, private, running};
 use crate::credentials::{Credentials, Proxy};
 use crate::job::{Extent, Failure, File, Job, Moved, NewFile, NewJob, Prefix};
 
@@ -56,6 +56,7 @@ impl SqliteStore {
     /// Errors: the file cannot be opened, is no database of Sterna, or is of a later release.
     pub async fn open(path: &Path) -> Result<Arc<Self>, Error> {
         let failed = |e: sqlx::Error| failure(&format!("open the database {}", path.display()), e);
+        private::make_private(path).map_err(|e| failed(sqlx::Error::Io(e)))?;
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
