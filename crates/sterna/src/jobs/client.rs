@@ -202,7 +202,13 @@ impl Client {
         if may_repeat && outcome.as_ref().is_err_and(is_passing) {
             outcome = self.exchange(method, path, body);
         }
-        outcome.map_err(|error| self.unanswered(method, path, &error))
+        outcome.map_err(|error| {
+            // A service that refuses the certificate closes the connection while a body is sent. A request without one
+            // gets the reason.
+            let reason =
+                if is_passing(&error) && body.is_some() { self.exchange(&Method::GET, path, None).err() } else { None };
+            self.unanswered(method, path, &reason.unwrap_or(error))
+        })
     }
 
     fn exchange(

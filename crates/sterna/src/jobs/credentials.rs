@@ -48,7 +48,12 @@ impl Credentials {
     pub fn find(flags: &ServiceFlags) -> Result<Self, Error> {
         let found = Found::of(flags)?;
         let client = found.pair.as_ref().map(|(cert, key)| client_certificate(cert, key)).transpose()?;
-        let (roots, authorities) = authorities(found.capath.as_deref())?;
+        let (mut roots, mut authorities) = authorities(found.capath.as_deref())?;
+        if let (None, Some(trial)) = (&found.capath, &found.trial)
+            && read_authorities(trial, &mut roots).is_ok()
+        {
+            authorities.push_str(", or of the trial");
+        }
         let roots: Vec<_> = roots.iter().map(|der| Certificate::from_der(der).to_owned()).collect();
         let provider = CryptoProvider { key_provider: &AnyKeys, ..ring::default_provider() };
         let tls = TlsConfig::builder()
@@ -64,33 +69,33 @@ impl Credentials {
 struct Found {
     /// Certificate and key; they can be the same file.
     pair: Option<(PathBuf, PathBuf)>,
+    /// Directory of authorities that the user gave.
     capath: Option<PathBuf>,
+    /// Directory of the authority of a trial on this host.
+    trial: Option<PathBuf>,
 }
 
 impl Found {
     fn of(flags: &ServiceFlags) -> Result<Self, Error> {
         let capath = flags.capath.clone();
-        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        if let Some(cert) = &flags.cert {
-            let key = flags.key.as_ref().unwrap_or(cert);
-            return Ok(Self { pair: Some((cert.clone(), key.clone())), capath });
-        }
-        // The order of grid clients: a proxy is there because its user has just made it.
-        if let Some(proxy) = variable("X509_USER_PROXY") {
-            return Ok(Self { pair: Some((proxy.clone(), proxy)), capath });
-        }
-        if let Some(cert) = variable("X509_USER_CERT") {
-            let key = variable("X509_USER_KEY").unwrap_or_else(|| cert.clone());
-            return Ok(Self { pair: Some((cert, key)), capath });
-        }
         // The trial has no use elsewhere, and without a state directory there is none.
-        if is_this_host(&flags.service)
-            && let Ok(state) = state::directory(flags.state.as_deref())
-            && let Some(dev) = Dev::find(&state.join(SERVICE_DIR))
-        {
-            return Ok(Self { pair: Some((dev.cert, dev.key)), capath: capath.or(Some(dev.capath)) });
-        }
-        Ok(Self { pair: default_proxy().map(|proxy| (proxy.clone(), proxy)), capath })
+        let dev = match is_this_host(&flags.service) {
+            true => state::directory(flags.state.as_deref()).ok().and_then(|state| Dev::find(&state.join(SERVICE_DIR))),
+            false => None,
+        };
+        let (trial, of_trial) = dev.map(|dev| (dev.capath, (dev.cert, dev.key))).unzip();
+        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let twice = |file: PathBuf| (file.clone(), file);
+        let given = flags.cert.clone().map(|cert| (cert.clone(), flags.key.clone().unwrap_or(cert)));
+        let of_user =
+            || variable("X509_USER_CERT").map(|cert| (cert.clone(), variable("X509_USER_KEY").unwrap_or(cert)));
+        // The order of grid clients: a proxy is there because its user has just made it.
+        let pair = given
+            .or_else(|| variable("X509_USER_PROXY").map(twice))
+            .or_else(of_user)
+            .or(of_trial)
+            .or_else(|| default_proxy().map(twice));
+        Ok(Self { pair, capath, trial })
     }
 }
 

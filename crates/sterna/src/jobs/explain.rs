@@ -20,7 +20,7 @@ use crate::output::{print_line, say};
 const FILES_SHOWN: usize = 20;
 
 /// States of files that there is something to explain about: all but those that have arrived or were cancelled.
-const STATES: &str = "waiting,held,reserved,active,failed";
+const STATES: &str = "waiting,held,reserved,active,failed,cancelled";
 
 /// Explains a file, or the files of a job. Returns the exit code.
 pub fn run(flags: &ExplainFlags) -> Result<u8, Error> {
@@ -48,7 +48,7 @@ pub fn run(flags: &ExplainFlags) -> Result<u8, Error> {
         show(file.number)?;
     }
     if files.is_empty() && job.value.listings.is_empty() {
-        say("no file of the job waits, is under way or has failed");
+        say("every file of the job has arrived");
     } else if files.len() > FILES_SHOWN {
         say(&format!(
             "these are the first {FILES_SHOWN} files that have not arrived; sterna status --files {} lists all",

@@ -169,8 +169,12 @@ fn a_file_that_is_tried_again_is_explained_with_its_attempts() {
     let said = serve.sterna(&["explain", &id, "--json"]).succeed();
     assert_eq!((&json(&said)["why"]["kind"], &json(&said)["file"]["failures"]), (&"retry".into(), &1.into()), "{said}");
     serve.sterna(&["cancel", &id]).succeed();
+    let said = serve.sterna(&["explain", &id]).succeed();
+    assert!(said.contains("cancelled: ") && said.contains("Job canceled by the user"), "{said}");
+    let id = submit(&serve, &[SOURCE, DESTINATION]);
+    serve.sterna(&["watch", &id]).succeed();
     let run = serve.sterna(&["explain", &id]).run();
-    assert!(run.success && run.stderr.contains("no file of the job waits"), "{run:?}");
+    assert!(run.success && run.stderr.contains("every file of the job has arrived"), "{run:?}");
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod replies;
 mod secrets;
 mod semantics;
 mod servers;
+mod sources;
 mod storages;
 mod to_storages;
 mod upload;

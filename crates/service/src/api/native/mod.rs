@@ -262,9 +262,11 @@ async fn file(By(caller): By, State(app): State<App>, Path(number): Path<String>
     let attempts = app.service.store().attempts(file.number).await?;
     let decisions = app.service.store().decisions(file.number).await?;
     let why = match file.state {
-        FileState::Reserved => match app.service.job(&caller, &file.job.to_string()).await?.new.kind {
-            JobKind::Hops => Some(Waiting::of_hop(file.new.entry)),
-            JobKind::Files | JobKind::Reuse => Some(Waiting::of_replica(tried_first(&app, &file).await?)),
+        FileState::Reserved => match app.service.job(&caller, &file.job.to_string()).await? {
+            // A replica that was not needed, or a hop after one that has failed.
+            job if job.finished.is_some() => None,
+            job if job.new.kind == JobKind::Hops => Some(Waiting::of_hop(file.new.entry)),
+            _ => Some(Waiting::of_replica(tried_first(&app, &file).await?)),
         },
         _ => why(&app, &file),
     };
