@@ -11,6 +11,7 @@ mod commission;
 mod granted;
 mod limiter;
 mod log;
+mod measured;
 mod query;
 mod revocation;
 mod runner;
@@ -40,6 +41,7 @@ use crate::handshakes::{HANDSHAKES_MAX, Handshakes, Slot};
 use crate::identity::{Answer, Authorized, Fingerprint, Grant, Identity, PublicKey, Rights};
 use crate::lane::{Lane, LaneHandle, LaneSink, LaneTx, quic, tcp};
 use crate::lister::QueryPlace;
+use crate::measure::{Measurements, is_measurement};
 use crate::session::{
     ALIVE_EVERY, End, Expected, JoinedLane, Observer, Receiver, ReceiverOptions, SESSION_OVER, Sender, SessionSink,
     all_within, close_all, cut_all, spawn_feeder,
@@ -120,6 +122,7 @@ struct Shared {
     /// Keys of the transfer services whose grants count, by service.
     services: Mutex<BTreeMap<String, PublicKey>>,
     used_grants: Mutex<UsedGrants>,
+    measurements: Arc<Measurements>,
     stopping: AtomicBool,
     /// Notified when a session starts, and when the agent is to stop.
     wake: Wake,
@@ -163,6 +166,7 @@ impl Agent {
             log: Arc::default(),
             services: Mutex::default(),
             used_grants: Mutex::default(),
+            measurements: Arc::default(),
             stopping: AtomicBool::new(false),
             wake: Wake::default(),
             history: Arc::default(),
@@ -374,11 +378,16 @@ impl Shared {
         });
         let (shared, identity) = (Arc::clone(self), Arc::clone(identity));
         // If the host refuses a thread, the connection is dropped and its client dials again.
-        let _ = spawn("lane", move || match tcp::accept(stream, &identity, &tcp::TcpOptions::default()) {
-            Ok(lane) => shared.serve(lane.into_lane(), slot),
-            Err(error) if slot.stays() => shared.log_handshake(&error),
-            // Ended in favour of another handshake, and not logged: a flood must not fill the log.
-            Err(_) => {}
+        let _ = spawn("lane", move || {
+            if is_measurement(&stream) {
+                return shared.serve_measurement(stream, from, &identity, slot);
+            }
+            match tcp::accept(stream, &identity, &tcp::TcpOptions::default()) {
+                Ok(lane) => shared.serve(lane.into_lane(), slot),
+                Err(error) if slot.stays() => shared.log_handshake(&error),
+                // Ended in favour of another handshake, and not logged: a flood must not fill the log.
+                Err(_) => {}
+            }
         });
     }
 

@@ -4,7 +4,7 @@
 //! `supervisor` runs a session.
 
 mod control;
-mod dial;
+pub(crate) mod dial;
 mod direct;
 mod follow;
 mod job;

@@ -26,6 +26,7 @@
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -52,6 +53,7 @@ use crate::budget::{Ledger, Part};
 use crate::client::spec::{CopyObserver, Initiator};
 use crate::client::{self, PlannedCopy, query};
 use crate::identity::{Fingerprint, Identity};
+use crate::measure::Bench;
 use crate::wake::Wake;
 
 /// Events of a copy that wait for their reader. Reason: a display that draws five times a second; a copy of small files
@@ -177,6 +179,15 @@ impl Engine {
     pub fn probe(&self, spec: ProbeSpec) -> Result<CopyHandle, Error> {
         let (spec, planned) = spec.plan()?;
         self.launch(spec, planned, Initiator { path_cache: None, ..self.initiator.clone() })
+    }
+
+    /// Starts measurements with an agent, for the path doctor. `local`: address of this host, which selects the
+    /// network.
+    ///
+    /// Errors: `Unreachable`, `Untrusted`; `Busy`: the agent takes part in another measurement; `Protocol`: no agent,
+    /// or one of an earlier release; `Denied`.
+    pub fn measure(&self, agent: &RemoteLocation, local: Option<IpAddr>, cancel: &Cancel) -> Result<Bench, Error> {
+        Bench::connect(agent, local, &self.initiator.identity, &self.trust, cancel)
     }
 
     fn launch(&self, mut spec: CopySpec, planned: PlannedCopy, initiator: Initiator) -> Result<CopyHandle, Error> {

@@ -20,6 +20,7 @@ pub mod identity;
 pub mod lane;
 mod latch;
 mod lister;
+pub mod measure;
 mod observer;
 mod pace;
 pub mod report;

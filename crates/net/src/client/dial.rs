@@ -562,7 +562,7 @@ fn pause_after(tries: u32, random: u32) -> Duration {
 }
 
 /// Returns the addresses of an agent, of the address family of `local` if that is given. Errors: `Unreachable`.
-pub(super) fn resolve(remote: &HostPort, local: Option<IpAddr>) -> Result<Vec<SocketAddr>, Error> {
+pub(crate) fn resolve(remote: &HostPort, local: Option<IpAddr>) -> Result<Vec<SocketAddr>, Error> {
     let failed = |text: String| Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text);
     let found: Vec<SocketAddr> = match remote.host.parse::<IpAddr>() {
         Ok(ip) => vec![SocketAddr::new(ip, remote.port)],

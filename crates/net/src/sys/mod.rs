@@ -18,5 +18,5 @@ pub use lease::is_open_for_writing;
 #[cfg(test)]
 pub use map::MappedFile;
 pub use readiness::{Readiness, readiness_of};
-pub use socket_option::{SocketMemory, set_pacing_rate, socket_memory};
+pub use socket_option::{SocketMemory, force_receive_buffer, force_send_buffer, set_pacing_rate, socket_memory};
 pub use tcp_info::{TcpInfo, tcp_info};

@@ -10,6 +10,9 @@ use sterna_proto::ByteCount;
 const SO_MAX_PACING_RATE: c_int = 47;
 const SO_MEMINFO: c_int = 55;
 
+/// Largest buffer that a socket takes: half of the largest number, which the kernel doubles.
+const BUFFER_BYTES_MAX: u64 = (c_int::MAX / 2) as u64;
+
 /// Caps the rate at which the kernel sends on a socket, in bytes per second; `None` removes the cap.
 ///
 /// If TCP paces by itself, the cap counts bytes of TCP payload (`tcp_update_skb_after_send` in net/ipv4/tcp_output.c).
@@ -17,6 +20,24 @@ const SO_MEMINFO: c_int = 55;
 pub fn set_pacing_rate(socket: &impl AsFd, bytes_per_second: Option<u64>) -> io::Result<()> {
     let rate = bytes_per_second.unwrap_or(u64::MAX).to_ne_bytes();
     set(socket, libc::SOL_SOCKET, SO_MAX_PACING_RATE, &rate)
+}
+
+/// Sets the receive buffer of a socket to a size with bookkeeping, also above the maximum of the host. Errors: those of
+/// the system; the process lacks `CAP_NET_ADMIN`.
+pub fn force_receive_buffer(socket: &impl AsFd, bytes: u64) -> io::Result<()> {
+    force(socket, libc::SO_RCVBUFFORCE, bytes)
+}
+
+/// Sets the send buffer of a socket to a size with bookkeeping, also above the maximum of the host. Errors: those of
+/// the system; the process lacks `CAP_NET_ADMIN`.
+pub fn force_send_buffer(socket: &impl AsFd, bytes: u64) -> io::Result<()> {
+    force(socket, libc::SO_SNDBUFFORCE, bytes)
+}
+
+fn force(socket: &impl AsFd, option: c_int, bytes: u64) -> io::Result<()> {
+    // The kernel doubles the number.
+    let half = c_int::try_from(bytes.min(BUFFER_BYTES_MAX) / 2).unwrap_or(c_int::MAX / 4);
+    set(socket, libc::SOL_SOCKET, option, &half.to_ne_bytes())
 }
 
 /// Memory that the kernel holds for a socket (`SO_MEMINFO`, `SK_MEMINFO_*` of include/uapi/linux/sock_diag.h).

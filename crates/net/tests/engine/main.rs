@@ -3,6 +3,7 @@
 mod copies;
 mod grants;
 mod leaving;
+mod measure;
 mod probes;
 mod queries;
 mod served;

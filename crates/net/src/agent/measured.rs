@@ -1,0 +1,44 @@
+//! Measurements in which an agent takes part: who may ask, and their lines in the log.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Instant;
+
+use sterna_proto::Error;
+use tracing::Level;
+
+use super::limiter::{Cause, Kind, Origin, cut};
+use super::{Shared, peer_span};
+use crate::handshakes::Slot;
+use crate::identity::{Fingerprint, Identity};
+
+impl Shared {
+    /// Serves a connection of a measurement until it ends. Needs the right to read one root, as a probe does. `slot` is
+    /// released when the peer has identified itself.
+    pub(super) fn serve_measurement(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        from: SocketAddr,
+        identity: &Identity,
+        slot: Slot,
+    ) {
+        let mut peer = None;
+        let may_measure = |key: &Fingerprint| -> Result<(), Error> {
+            drop(slot);
+            peer = Some(*key);
+            self.grant(key).and_then(|grant| self.may_probe(&grant))
+        };
+        let outcome = self.measurements.serve(stream, identity, may_measure);
+        let (kind, line) = match (outcome, peer) {
+            (Ok(None), _) => return,
+            (Ok(Some(flows)), _) => {
+                ((Kind::Sessions, Level::INFO), format!("a measurement of {flows} flows has ended"))
+            }
+            (Err(error), None) => return self.log_handshake(&error),
+            (Err(error), _) => ((Kind::Refusals, Level::WARN), format!("measurement: {}", cut(&error.chain()))),
+        };
+        let Some(peer) = peer else { return };
+        let origin = Origin { cause: Cause::Peer(peer), span: peer_span(&peer, from) };
+        self.log.line(&origin, kind, &line, Instant::now());
+    }
+}

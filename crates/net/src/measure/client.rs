@@ -1,0 +1,196 @@
+//! The client of measurements: asks an agent for a flow, and runs its own end of it.
+
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustls::ClientConnection;
+use socket2::{Domain, Protocol, Socket, Type};
+use sterna_proto::location::RemoteLocation;
+use sterna_proto::path_cache::DataDirection;
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+
+use super::channel::{Channel, no_measurements};
+use super::flow::{self, Role};
+use super::message::{Answer, Ask, FlowReport, FlowSpec, HostFacts, SocketSettings, VERSION};
+use super::{ALPN, STREAMS_MAX, TIME_MAX};
+use crate::cancel::Cancel;
+use crate::client::dial::resolve;
+use crate::client::spec::Trust;
+use crate::identity::{self, Identity, peer_fingerprint};
+use crate::lane::tcp::HANDSHAKE_TIME_MAX;
+
+/// Time beyond its end within which a flow reports. Reason: the receiver waits for late data, and the report of many
+/// streams takes seconds over a slow path.
+const REPORT_WITHIN: Duration = Duration::from_secs(60);
+
+/// Maximum size of an answer in bytes. Reason: the report of a flow of 64 streams over 60 s has 77,000 samples of up to
+/// 700 bytes.
+const ANSWER_BYTES_MAX: u32 = 64 << 20;
+
+type ClientChannel = Channel<ClientConnection, rustls::client::ClientConnectionData>;
+
+/// Observations of both ends of a flow.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FlowPair {
+    /// End that sent.
+    pub sender: FlowReport,
+    /// End that received.
+    pub receiver: FlowReport,
+}
+
+/// Measurements with one agent. Dropped, it ends them at the agent too.
+pub struct Bench {
+    control: ClientChannel,
+    identity: Identity,
+    remote: SocketAddr,
+    local: Option<IpAddr>,
+    facts: HostFacts,
+    /// Time of a round trip over the connection, with the turns of both hosts.
+    rtt: Duration,
+}
+
+impl Bench {
+    /// Connects to an agent. `local`: address of this host, which selects the network.
+    ///
+    /// Errors: `Unreachable`; `Untrusted`; `Busy`: the agent takes part in another measurement; `Protocol`: no agent,
+    /// or one of a release without measurements; `Denied`, by its operator.
+    pub(crate) fn connect(
+        agent: &RemoteLocation,
+        local: Option<IpAddr>,
+        identity: &Identity,
+        trust: &Arc<dyn Trust>,
+        cancel: &Cancel,
+    ) -> Result<Self, Error> {
+        let addresses = resolve(&agent.host_port(), local)?;
+        let mut last = crate::internal("a host name without an address");
+        for remote in addresses {
+            match open(identity, remote, local, &SocketSettings::default()) {
+                Ok((control, rtt)) => {
+                    let peer = peer_fingerprint(control.connection().peer_certificates().unwrap_or_default())?;
+                    trust.check(agent, &peer, cancel)?;
+                    let facts = HostFacts::default();
+                    let mut bench = Self { control, identity: identity.clone(), remote, local, facts, rtt };
+                    bench.facts = match bench.ask(&Ask::Hello { version: VERSION }, HANDSHAKE_TIME_MAX)? {
+                        Answer::Host(facts) => *facts,
+                        other => return Err(unexpected(&other)),
+                    };
+                    return Ok(bench);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Returns the facts of the agent's host.
+    pub fn far_host(&self) -> &HostFacts {
+        &self.facts
+    }
+
+    /// Returns the address of the agent.
+    pub fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    /// Returns the time in which the agent accepted the connection: a round trip, and the turns of both hosts.
+    pub fn connect_time(&self) -> Duration {
+        self.rtt
+    }
+
+    /// Runs a flow to its end. Returns what both ends have observed.
+    ///
+    /// Errors: `Usage`; `Denied`: a host refuses a setting; `Unreachable`.
+    pub fn flow(&mut self, spec: &FlowSpec) -> Result<FlowPair, Error> {
+        if spec.streams == 0 || spec.streams > STREAMS_MAX || spec.time().is_zero() || spec.time() > TIME_MAX {
+            let text = format!(
+                "a flow of {} streams for {} ms: give 1 to {STREAMS_MAX}, and up to {} s",
+                spec.streams,
+                spec.time_ms,
+                TIME_MAX.as_secs()
+            );
+            return Err(Error::usage(&[], text));
+        }
+        let token = match self.ask(&Ask::Flow(spec.clone()), HANDSHAKE_TIME_MAX)? {
+            Answer::Token { token } => token,
+            other => return Err(unexpected(&other)),
+        };
+        let (role, own) = match spec.direction {
+            DataDirection::Out => (Role::Sends, &spec.sender),
+            DataDirection::In => (Role::Receives, &spec.receiver),
+        };
+        let streams = (0..spec.streams).map(|stream| self.join(&token, stream, own)).collect::<Result<Vec<_>, _>>()?;
+        match self.ask(&Ask::Start, HANDSHAKE_TIME_MAX)? {
+            Answer::Started => {}
+            other => return Err(unexpected(&other)),
+        }
+        let near = flow::run(role, streams, spec);
+        let far = match self.ask(&Ask::Finish, spec.time() + REPORT_WITHIN)? {
+            Answer::Flow(report) => report,
+            other => return Err(unexpected(&other)),
+        };
+        Ok(match role {
+            Role::Sends => FlowPair { sender: near, receiver: far },
+            Role::Receives => FlowPair { sender: far, receiver: near },
+        })
+    }
+
+    /// Opens a stream of a flow.
+    fn join(&self, token: &str, stream: u32, settings: &SocketSettings) -> Result<TcpStream, Error> {
+        let (mut channel, _) = open(&self.identity, self.remote, self.local, settings)?;
+        channel.send(&Ask::Join { token: token.to_owned(), stream })?;
+        match channel.receive(ANSWER_BYTES_MAX)? {
+            Answer::Joined => Ok(channel.into_bare()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn ask(&mut self, ask: &Ask, within: Duration) -> Result<Answer, Error> {
+        self.control.wait_up_to(within)?;
+        self.control.send(ask)?;
+        self.control.receive(ANSWER_BYTES_MAX)
+    }
+}
+
+/// Opens a connection to an agent, with settings of its socket. Returns the time of the TCP handshake too.
+fn open(
+    identity: &Identity,
+    remote: SocketAddr,
+    local: Option<IpAddr>,
+    settings: &SocketSettings,
+) -> Result<(ClientChannel, Duration), Error> {
+    let failed = |e: std::io::Error| {
+        let text = format!("connect to {remote} by TCP for a measurement");
+        Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After).caused_by(e)
+    };
+    let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP)).map_err(failed)?;
+    // Before the connection is open: the shift count of its windows depends on the receive buffer.
+    flow::apply(settings, &socket)?;
+    if let Some(local) = local {
+        socket.bind(&SocketAddr::new(local, 0).into()).map_err(failed)?;
+    }
+    let start = Instant::now();
+    socket.connect_timeout(&remote.into(), HANDSHAKE_TIME_MAX).map_err(failed)?;
+    let rtt = start.elapsed();
+    socket.set_tcp_nodelay(true).map_err(failed)?;
+    let mut config = (*identity.client_config()).clone();
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    let connection = ClientConnection::new(Arc::new(config), identity::server_name())
+        .map_err(|e| Error::protocol("start TLS for a measurement").caused_by(e))?;
+    let channel = Channel::open(connection, socket.into(), HANDSHAKE_TIME_MAX)?;
+    if channel.connection().alpn_protocol() != Some(ALPN) {
+        return Err(no_measurements());
+    }
+    Ok((channel, rtt))
+}
+
+fn unexpected(answer: &Answer) -> Error {
+    match answer {
+        Answer::Refused { code, reason } => {
+            let kind = ErrorKind::of_peer(*code);
+            let retry = if kind == ErrorKind::Busy { Retry::After } else { Retry::Never };
+            Error::new(kind, Scope::Service, Phase::Prepare, reason.clone()).retry(retry).from_peer()
+        }
+        _ => Error::protocol("another answer than to the question of a measurement"),
+    }
+}

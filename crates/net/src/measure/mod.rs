@@ -1,0 +1,36 @@
+//! Measurements of a path, with an agent at the other end: the hands of the path doctor.
+//!
+//! A client connects to the port of the agent with a TLS application protocol for measurements. Its first connection
+//! controls them with JSON messages ([`message`]). Each stream of a flow is a further connection that both ends
+//! authenticate by TLS, and then use as a bare TCP connection. So the cost of encryption does not limit what is
+//! measured. The data is generated, and the receiver discards it.
+//!
+//! An agent takes part in one measurement at a time, only with authorized peers. Each flow has a time and a maximum of
+//! bytes. Refuses to judge what it observes.
+
+mod channel;
+mod client;
+mod flow;
+mod host;
+pub mod message;
+mod serve;
+
+use std::time::Duration;
+
+pub use self::client::{Bench, FlowPair};
+pub use self::host::facts as host_facts;
+pub use self::message::{FlowReport, FlowSample, FlowSpec, HostFacts, SocketSettings, StreamReport};
+pub(crate) use self::serve::{Measurements, is_measurement};
+
+/// Application protocol of measurements. It contains the version of the framing.
+pub const ALPN: &[u8] = b"sterna-measure/1";
+
+/// Maximum number of streams of a flow. Reason: tests with more show nothing new, and each has a thread at each end.
+pub const STREAMS_MAX: u32 = 64;
+
+/// Maximum time of a flow. Reason: the slowest ramp, of a long path, ends within it.
+pub const TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Interval between samples of a stream. Reason: the kernel counts times in steps of 4 ms; a ramp over 8 ms of round
+/// trip has some samples.
+pub const SAMPLE_EVERY: Duration = Duration::from_millis(50);

@@ -1,0 +1,268 @@
+//! The agent's end of measurements.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::net::RecvFlags;
+use rustls::ServerConnection;
+use rustls::server::{Acceptor, ServerConnectionData};
+use sterna_proto::path_cache::DataDirection;
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+
+use super::channel::Channel;
+use super::flow::{self, Role};
+use super::message::{Answer, Ask, FlowReport, FlowSpec, SocketSettings};
+use super::{ALPN, STREAMS_MAX, TIME_MAX, host};
+use crate::identity::{Fingerprint, Identity, peer_fingerprint};
+use crate::lane::tcp::HANDSHAKE_TIME_MAX;
+
+/// Time without a question after which a measurement ends. Reason: others can measure after a client that hangs.
+const IDLE_MAX: Duration = Duration::from_secs(90);
+
+/// Time in which the streams of a flow join. Reason: the client has opened all of them before it starts the flow.
+const JOIN_WITHIN: Duration = Duration::from_secs(10);
+
+/// Bytes of a ClientHello that are looked at. Reason: ours has less than 1 KiB.
+const HELLO_BYTES_MAX: usize = 4096;
+
+/// Maximum size of a question in bytes. Reason: the longest one has some settings of sockets.
+const ASK_BYTES_MAX: u32 = 64 << 10;
+
+type ServerChannel = Channel<ServerConnection, ServerConnectionData>;
+
+/// Measurements in which an agent takes part: one at a time.
+#[derive(Default)]
+pub(crate) struct Measurements {
+    running: Mutex<Option<Running>>,
+}
+
+/// Measurement under way.
+struct Running {
+    peer: Fingerprint,
+    from: SocketAddr,
+    /// Token of the flow whose streams join, and the way to it.
+    joining: Option<(String, Sender<(u32, TcpStream)>)>,
+}
+
+/// Returns true if the ClientHello at the front of a connection is for a measurement. Leaves the bytes in the socket.
+pub(crate) fn is_measurement(stream: &TcpStream) -> bool {
+    let mut bytes = [0; HELLO_BYTES_MAX];
+    let Ok((count, _)) = rustix::net::recv(stream, &mut bytes[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) else {
+        return false;
+    };
+    let mut acceptor = Acceptor::default();
+    if acceptor.read_tls(&mut &bytes[..count]).is_err() {
+        return false;
+    }
+    let Ok(Some(accepted)) = acceptor.accept() else { return false };
+    accepted.client_hello().alpn().is_some_and(|mut protocols| protocols.any(|protocol| protocol == ALPN))
+}
+
+impl Measurements {
+    /// Serves a connection until it ends. `may_measure` refuses peers. Returns the number of flows; `None`: the
+    /// connection is a stream of one.
+    ///
+    /// Errors: those of the connection, and refusals, which the peer has received.
+    pub(crate) fn serve(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        identity: &Identity,
+        may_measure: impl FnOnce(&Fingerprint) -> Result<(), Error>,
+    ) -> Result<Option<u32>, Error> {
+        let gone =
+            |e| Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, "accept a measurement").caused_by(e);
+        let from = stream.peer_addr().map_err(gone)?;
+        stream.set_nonblocking(false).and_then(|()| stream.set_nodelay(true)).map_err(gone)?;
+        let mut config = (*identity.server_config()).clone();
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        let connection = ServerConnection::new(Arc::new(config))
+            .map_err(|e| Error::protocol("start TLS for a measurement").caused_by(e))?;
+        let mut channel = Channel::open(connection, stream, HANDSHAKE_TIME_MAX)?;
+        let peer = peer_fingerprint(channel.connection().peer_certificates().unwrap_or_default())?;
+        let outcome = may_measure(&peer).and_then(|()| match channel.receive(ASK_BYTES_MAX)? {
+            Ask::Hello { .. } => {
+                let place = self.enter(peer, from)?;
+                channel.send(&Answer::Host(Box::new(host::facts())))?;
+                Control { place, flow: None, started: 0 }.run(&mut channel).map(Served::Control)
+            }
+            Ask::Join { token, stream } => {
+                let way = self.way_of(&peer, &token)?;
+                channel.send(&Answer::Joined).map(|()| Served::Stream(way, stream))
+            }
+            _ => Err(Error::protocol("a question of a measurement before its first message")),
+        });
+        match outcome {
+            Ok(Served::Control(flows)) => Ok(Some(flows)),
+            Ok(Served::Stream(way, stream)) => {
+                // If the flow has ended, the connection is dropped.
+                let _ = way.send((stream, channel.into_bare()));
+                Ok(None)
+            }
+            Err(error) => {
+                // The peer may be gone.
+                let _ = channel.send(&refusal(&error));
+                Err(error)
+            }
+        }
+    }
+
+    /// Begins a measurement. Errors: `Busy`.
+    fn enter(self: &Arc<Self>, peer: Fingerprint, from: SocketAddr) -> Result<Place, Error> {
+        let mut running = self.running.lock();
+        if let Some(other) = &*running {
+            let text =
+                format!("this agent takes part in a measurement with {} already; try again in a minute", other.from);
+            return Err(Error::new(ErrorKind::Busy, Scope::Service, Phase::Prepare, text).retry(Retry::After));
+        }
+        *running = Some(Running { peer, from, joining: None });
+        Ok(Place(Arc::clone(self)))
+    }
+
+    /// Returns the way to the flow with a token. Errors: `Denied`.
+    fn way_of(&self, peer: &Fingerprint, token: &str) -> Result<Sender<(u32, TcpStream)>, Error> {
+        let running = self.running.lock();
+        let joining =
+            running.as_ref().filter(|running| running.peer == *peer).and_then(|running| running.joining.as_ref());
+        let way = joining.filter(|(expected, _)| expected == token).map(|(_, way)| way.clone());
+        way.ok_or_else(|| {
+            let text = "no flow with this token waits for a stream";
+            Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text)
+        })
+    }
+}
+
+/// Place of the measurement under way, until it is dropped.
+struct Place(Arc<Measurements>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.0.running.lock() = None;
+    }
+}
+
+/// Connection that was served.
+enum Served {
+    /// It controlled a measurement with this number of flows.
+    Control(u32),
+    /// It is a stream of a flow, with its number.
+    Stream(Sender<(u32, TcpStream)>, u32),
+}
+
+/// Flow of a measurement.
+enum Flow {
+    /// Its streams join.
+    Joining(FlowSpec, Receiver<(u32, TcpStream)>),
+    /// Its data moves. The clones of its streams end it early.
+    Moving(JoinHandle<FlowReport>, Vec<TcpStream>),
+}
+
+/// Connection that controls a measurement.
+struct Control {
+    place: Place,
+    flow: Option<Flow>,
+    /// Number of flows that were started.
+    started: u32,
+}
+
+impl Control {
+    /// Answers questions until the client ends the measurement. Returns the number of flows.
+    fn run(mut self, channel: &mut ServerChannel) -> Result<u32, Error> {
+        channel.wait_up_to(IDLE_MAX)?;
+        loop {
+            let ask = match channel.receive(ASK_BYTES_MAX) {
+                Ok(ask) => ask,
+                // The client has ended the measurement.
+                Err(error) if error.kind == ErrorKind::Unreachable => return Ok(self.started),
+                Err(error) => return Err(error),
+            };
+            let answer = match ask {
+                Ask::Flow(spec) => self.prepare(spec),
+                Ask::Start => self.start(),
+                Ask::Finish => self.finish(),
+                Ask::Hello { .. } | Ask::Join { .. } => return Err(Error::protocol("a second first message")),
+            };
+            channel.send(&answer.unwrap_or_else(|error| refusal(&error)))?;
+        }
+    }
+
+    fn prepare(&mut self, spec: FlowSpec) -> Result<Answer, Error> {
+        if spec.streams == 0 || spec.streams > STREAMS_MAX || spec.time().is_zero() || spec.time() > TIME_MAX {
+            let text = format!("a flow of {} streams for {} ms: beyond the limits", spec.streams, spec.time_ms);
+            return Err(Error::new(ErrorKind::Limit, Scope::Client, Phase::Prepare, text));
+        }
+        let random = || getrandom::u64().map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e));
+        let token = format!("{:016x}{:016x}", random()?, random()?);
+        let (way, joined) = channel();
+        if let Some(running) = &mut *self.place.0.running.lock() {
+            running.joining = Some((token.clone(), way));
+        }
+        self.flow = Some(Flow::Joining(spec, joined));
+        Ok(Answer::Token { token })
+    }
+
+    fn start(&mut self) -> Result<Answer, Error> {
+        let Some(Flow::Joining(spec, joined)) = self.flow.take() else {
+            return Err(Error::protocol("the start of a flow that is not prepared"));
+        };
+        let mut streams = Vec::new();
+        while streams.len() < spec.streams as usize {
+            let (number, stream) = joined.recv_timeout(JOIN_WITHIN).map_err(|_| {
+                let text = format!("{} of {} streams have joined the flow", streams.len(), spec.streams);
+                Error::new(ErrorKind::Unreachable, Scope::Client, Phase::Prepare, text)
+            })?;
+            streams.push((number, stream));
+        }
+        if let Some(running) = &mut *self.place.0.running.lock() {
+            running.joining = None;
+        }
+        streams.sort_by_key(|(number, _)| *number);
+        let streams: Vec<TcpStream> = streams.into_iter().map(|(_, stream)| stream).collect();
+        let (role, settings) = role_of(&spec);
+        for stream in &streams {
+            flow::apply(settings, stream)?;
+        }
+        let cloned = streams.iter().map(TcpStream::try_clone).collect::<Result<_, _>>();
+        let cloned = cloned.map_err(|e| crate::internal("duplicate a socket").caused_by(e))?;
+        let thread = thread::Builder::new().name("flow".to_owned()).spawn(move || flow::run(role, streams, &spec));
+        let thread = thread.map_err(|e| crate::no_thread("start the thread of a flow", e))?;
+        self.flow = Some(Flow::Moving(thread, cloned));
+        self.started = self.started.saturating_add(1);
+        Ok(Answer::Started)
+    }
+
+    fn finish(&mut self) -> Result<Answer, Error> {
+        match self.flow.take() {
+            Some(Flow::Moving(thread, _)) => match thread.join() {
+                Ok(report) => Ok(Answer::Flow(report)),
+                Err(_) => Err(crate::internal("a flow has panicked")),
+            },
+            _ => Err(Error::protocol("the end of a flow that does not run")),
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        if let Some(Flow::Moving(thread, streams)) = self.flow.take() {
+            flow::cut(&streams);
+            // It has no reader.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Returns the role of the agent, and the settings of its sockets.
+fn role_of(spec: &FlowSpec) -> (Role, &SocketSettings) {
+    match spec.direction {
+        DataDirection::Out => (Role::Receives, &spec.receiver),
+        DataDirection::In => (Role::Sends, &spec.sender),
+    }
+}
+
+fn refusal(error: &Error) -> Answer {
+    Answer::Refused { code: error.kind.code(), reason: error.chain() }
+}
