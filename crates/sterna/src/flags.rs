@@ -17,10 +17,12 @@ use tracing::level_filters::LevelFilter;
 use crate::paths::{PathFlag, ViaFlag};
 
 pub mod config;
+mod doctor;
 mod duration;
 pub mod service;
 
 use config::ConfigFlags;
+pub use doctor::{DoctorCommand, DoctorFlags, PlanFlags};
 use duration::parse_time;
 use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};
 
@@ -85,6 +87,8 @@ pub enum Command {
     /// Print the fingerprint of this host, by which other hosts identify it
     #[command(after_help = ID_EXAMPLES)]
     Id(IdFlags),
+    /// Compute what a path needs: buffers, windows, connections, and the limits in order
+    Doctor(DoctorFlags),
     /// Emulate a long network path between two hosts on this machine (as root)
     #[command(subcommand, after_help = sterna_lab::command::EXAMPLES)]
     Lab(sterna_lab::command::LabCommand),

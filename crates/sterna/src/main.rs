@@ -4,6 +4,7 @@ mod agent;
 mod agent_log;
 mod coalesce;
 mod copy;
+mod doctor;
 #[cfg(test)]
 mod documents;
 mod flags;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         Command::Ban(flags) => jobs::ban::run(&flags),
         Command::Config(flags) => jobs::config::run(&flags),
         Command::Id(flags) => show_id(&flags),
+        Command::Doctor(flags) => doctor::run(&flags),
         Command::Lab(command) => sterna_lab::command::execute(&command),
         Command::Completions(flags) => generate::completions(flags.shell),
         Command::Man(flags) => generate::manual(&flags.directory),

@@ -9,6 +9,7 @@ mod basics;
 mod chaos_proxy;
 mod compress;
 mod disks;
+mod doctor;
 mod faults;
 mod floods;
 mod follow;
