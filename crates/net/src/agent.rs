@@ -58,7 +58,7 @@ use self::log::{ONLY_ROOT, SessionLog};
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
 use self::third_party::Assignment;
 pub use self::third_party::{Reachable, ThirdPartyRules};
-use self::used_grants::{UsedGrants, seconds_since_1970};
+use self::used_grants::seconds_since_1970;
 
 /// Interval at which sessions are ticked while data of one of them moves.
 const TICK: Duration = Duration::from_millis(250);
@@ -121,7 +121,6 @@ struct Shared {
     log: Arc<Limiter>,
     /// Keys of the transfer services whose grants count, by service.
     services: Mutex<BTreeMap<String, PublicKey>>,
-    used_grants: Mutex<UsedGrants>,
     measurements: Arc<Measurements>,
     stopping: AtomicBool,
     /// Notified when a session starts, and when the agent is to stop.
@@ -165,7 +164,6 @@ impl Agent {
             pool: BufferPool::new(),
             log: Arc::default(),
             services: Mutex::default(),
-            used_grants: Mutex::default(),
             measurements: Arc::default(),
             stopping: AtomicBool::new(false),
             wake: Wake::default(),
@@ -600,8 +598,8 @@ impl Shared {
         let (Claim::Granted { grant, .. }, Request::Push { dry_run: false, .. }) = (claim, request) else {
             return start();
         };
-        self.used_grants.lock().take(grant, seconds_since_1970())?;
-        start().inspect_err(|_| self.used_grants.lock().give_back(grant))
+        self.sessions.used_grants.lock().take(grant, seconds_since_1970())?;
+        start().inspect_err(|_| self.sessions.used_grants.lock().give_back(grant))
     }
 
     fn start_session(

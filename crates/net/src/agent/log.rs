@@ -161,6 +161,11 @@ impl SessionLog {
         line.iter().for_each(|(level, line)| self.line(Kind::Sessions, *level, line));
     }
 
+    /// Returns the number of files that the session has published here.
+    pub(super) fn published(&self) -> u64 {
+        self.totals.lock().copied
+    }
+
     /// Writes the last line, once. `cut` is the reason if the agent ends a session that is not over.
     pub(super) fn end(&self, progress: &Progress, cut: Option<&str>) {
         let mut totals = self.totals.lock();

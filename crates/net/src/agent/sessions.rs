@@ -17,6 +17,7 @@ use sterna_proto::{BitRate, Error, ErrorKind, Phase, Retry, Scope};
 use super::claim::Claim;
 use super::log::SessionLog;
 use super::runner::Runner;
+use super::used_grants::UsedGrants;
 use crate::identity::Fingerprint;
 use crate::lane::quic::SharedRate;
 use crate::pace::Pace;
@@ -183,6 +184,11 @@ impl AgentSession {
         self.started().iter().for_each(|started| started.log.end(&started.end.progress(), cut));
     }
 
+    /// Returns true if the session has started, and has published no file.
+    fn has_published_nothing(&self) -> bool {
+        self.started().is_some_and(|started| started.log.published() == 0)
+    }
+
     /// Returns true if the session is over and its log has received every event.
     pub(super) fn is_over(&self) -> bool {
         let has_ended = |started: &Started| started.runner.as_ref().is_none_or(|runner| runner.has_ended());
@@ -224,7 +230,11 @@ impl Drop for Seat {
 
 /// All sessions of an agent.
 #[derive(Default)]
-pub(super) struct Sessions(Mutex<HashMap<SessionKey, Arc<AgentSession>>>);
+pub(super) struct Sessions {
+    all: Mutex<HashMap<SessionKey, Arc<AgentSession>>>,
+    /// Grants to write that have started a session.
+    pub(super) used_grants: Mutex<UsedGrants>,
+}
 
 impl Sessions {
     /// Returns the session of a hello: the existing session, or a new one that the caller starts.
@@ -237,7 +247,7 @@ impl Sessions {
         if !is_granted && self.of_peer(&key.0).len() >= SESSIONS_OF_PEER_MAX {
             self.end_deserted(&key.0);
         }
-        let mut sessions = self.0.lock();
+        let mut sessions = self.all.lock();
         if let Some(session) = sessions.get(&key) {
             if session.request != hello.request {
                 return Err(Error::protocol("hello from the peer: another request than the session has"));
@@ -263,12 +273,12 @@ impl Sessions {
 
     /// Returns the session `key`, if it has this request.
     pub(super) fn find(&self, key: &SessionKey, request: &Request) -> Option<Arc<AgentSession>> {
-        self.0.lock().get(key).filter(|session| session.request == *request).cloned()
+        self.all.lock().get(key).filter(|session| session.request == *request).cloned()
     }
 
     /// Returns every session of a peer.
     pub(super) fn of_peer(&self, peer: &Fingerprint) -> Vec<Arc<AgentSession>> {
-        self.0.lock().values().filter(|session| session.peer == *peer).cloned().collect()
+        self.all.lock().values().filter(|session| session.peer == *peer).cloned().collect()
     }
 
     /// Returns the third-party copies for `peer` to the same place as `request` that have lost their command.
@@ -292,13 +302,17 @@ impl Sessions {
 
     /// Returns every session with its key.
     pub(super) fn all(&self) -> Vec<(SessionKey, Arc<AgentSession>)> {
-        self.0.lock().iter().map(|(key, session)| (*key, Arc::clone(session))).collect()
+        self.all.lock().iter().map(|(key, session)| (*key, Arc::clone(session))).collect()
     }
 
     /// Removes `session`, and writes its last line to the log.
     pub(super) fn remove(&self, session: &Arc<AgentSession>) {
-        self.0.lock().retain(|_, other| !Arc::ptr_eq(other, session));
+        self.all.lock().retain(|_, other| !Arc::ptr_eq(other, session));
         session.log_end(None);
+        // After an outage that was longer than this end waits, the client starts another session with its grant.
+        if let (Claim::Granted { grant, .. }, true) = (&session.claim, session.has_published_nothing()) {
+            self.used_grants.lock().give_back(grant);
+        }
     }
 
     /// Ends the sessions of a peer whose client is gone. Removes those at once that are over by that.

@@ -36,7 +36,7 @@ impl UsedGrants {
         Err(Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text).retry(Retry::After))
     }
 
-    /// Forgets the use of a grant whose session did not start.
+    /// Forgets the use of a grant whose session did not start, or has published no file.
     pub(super) fn give_back(&mut self, signed: &SignedGrant) {
         self.0.remove(&key_of(signed));
     }

@@ -170,6 +170,13 @@ fn a_grant_to_write_starts_one_session() {
     assert_eq!(outcome(&engine, copy("first")).unwrap(), 1);
     assert!(outcome(&engine, copy("second")).is_err());
     assert_eq!(std::fs::read_to_string(there.path().join("f")).unwrap(), "first");
+    // A session that has published no file leaves the grant: the path was away for long, for instance.
+    std::fs::create_dir(here.join("directory")).unwrap();
+    let again = scene.engine(scene.grant(GrantedAccess::Write(Overwrite::Always), &["g"]));
+    let to_g = |file| CopySpec { linger, ..scene.push(here, &[file], &["g"]) };
+    assert!(outcome(&again, to_g("directory")).is_err());
+    scene.served.wait_until_idle();
+    assert_eq!(outcome(&again, to_g("second")).unwrap(), 1);
     let read = scene.engine(scene.grant(GrantedAccess::Read, &["f"]));
     for name in ["1", "2"] {
         assert_eq!(outcome(&read, scene.pull(here, &["f"], &[name])).unwrap(), 1, "to read changes nothing");
