@@ -8,6 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use sterna_proto::ByteCount;
+use sterna_proto::limit::{RECEIVE_SHARE, SEND_SHARE};
 
 /// Version of a Linux kernel, as in `6.1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,9 +55,6 @@ const RECEIVES_32_MB: KernelVersion = KernelVersion::new(6, 16);
 /// Part of a receive buffer that is window, from 6.6. Measured on 6.18 with packets of 1500 bytes; 0.97 with 9000.
 const MEASURED_RATIO: f64 = 0.895;
 
-/// Part of a send buffer that can be in flight. Measured on 6.18: 0.983 with packets of 1500 bytes, 0.970 with 9000.
-const IN_FLIGHT_RATIO: f64 = 0.97;
-
 /// Largest window that TCP can announce (RFC 7323).
 pub const WINDOW_MAX: ByteCount = ByteCount(1 << 30);
 
@@ -84,36 +82,23 @@ impl Buffers {
 ///
 /// Source: `tcp_win_from_space` of include/net/tcp.h. Example: 6 MiB give 3 MiB on 6.1.
 pub fn window_of(buffer: ByteCount, kernel: KernelVersion) -> ByteCount {
-    let window = if kernel >= MEASURES_RATIO { part(buffer, MEASURED_RATIO) } else { buffer.0 / 2 };
+    let window = if kernel >= MEASURES_RATIO { part(buffer, MEASURED_RATIO) } else { part(buffer, RECEIVE_SHARE) };
     ByteCount(window).min(WINDOW_MAX)
 }
 
 /// Returns the receive buffer that gives a window; the inverse of [`window_of`], rounded up.
 pub fn buffer_for(window: ByteCount, kernel: KernelVersion) -> ByteCount {
-    if kernel >= MEASURES_RATIO { whole(window, MEASURED_RATIO) } else { ByteCount(window.0.saturating_mul(2)) }
+    if kernel >= MEASURES_RATIO { whole(window, MEASURED_RATIO) } else { whole(window, RECEIVE_SHARE) }
 }
 
 /// Returns the data that a send buffer lets be in flight.
 pub fn in_flight_of(buffer: ByteCount) -> ByteCount {
-    ByteCount(part(buffer, IN_FLIGHT_RATIO))
+    ByteCount(part(buffer, SEND_SHARE))
 }
 
 /// Returns the send buffer for an amount of data in flight; the inverse of [`in_flight_of`], rounded up.
 pub fn send_buffer_for(in_flight: ByteCount) -> ByteCount {
-    whole(in_flight, IN_FLIGHT_RATIO)
-}
-
-/// Returns the shift count of windows that a host announces with a receive buffer (`tcp_select_initial_window`).
-pub fn window_scale_of(buffer: ByteCount) -> u8 {
-    let bits = buffer.0.max(1).ilog2();
-    u8::try_from(bits.saturating_sub(15).min(14)).unwrap_or(14)
-}
-
-/// Returns the buffers, from and below, with which a host announces a shift count: what a peer without an agent tells.
-pub fn buffers_of_scale(scale: u8) -> (ByteCount, Option<ByteCount>) {
-    let from = |scale: u8| ByteCount(1 << (u32::from(scale.min(14)) + 15));
-    let least = if scale == 0 { ByteCount(0) } else { from(scale) };
-    (least, (scale < 14).then(|| from(scale + 1)))
+    whole(in_flight, SEND_SHARE)
 }
 
 fn part(of: ByteCount, ratio: f64) -> u64 {
@@ -168,18 +153,5 @@ mod tests {
             let in_flight = in_flight_of(send_buffer_for(wanted)).0;
             assert!((wanted.0..=wanted.0 + 1).contains(&in_flight), "{wanted:?}: {in_flight}");
         });
-    }
-
-    #[test]
-    fn the_shift_count_names_the_buffer_of_a_peer() {
-        // Measured on 6.18.
-        for (buffer, scale) in [(6 << 20, 7), (8 << 20, 8), (32 << 20, 10), (256 << 20, 13), (1 << 30, 14)] {
-            assert_eq!(window_scale_of(ByteCount(buffer)), scale, "{buffer}");
-            let (from, below) = buffers_of_scale(scale);
-            assert!(from.0 <= buffer && below.is_none_or(|below| buffer < below.0), "{buffer}: {from} to {below:?}");
-        }
-        assert_eq!((window_scale_of(ByteCount(0)), window_scale_of(ByteCount(65_535))), (0, 0));
-        assert_eq!(buffers_of_scale(0), (ByteCount(0), Some(ByteCount(65_536))));
-        assert_eq!(buffers_of_scale(14), (ByteCount(1 << 29), None));
     }
 }

@@ -107,12 +107,6 @@ pub fn of_new_connection(size: ByteCount, rate: BitRate, path: &PathFacts) -> f6
     size * 8.0 / time
 }
 
-/// Returns the part of a path that some connections use together if each takes losses for congestion. `beta`: part of
-/// the window that a connection keeps after a loss. Source: Altman, Barman, Tuffin and Vojnovic 2006.
-pub fn of_streams(count: u32, beta: f64) -> f64 {
-    1.0 - 1.0 / (1.0 + f64::from(count) * (1.0 + beta) / (1.0 - beta))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,10 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_fill_what_one_leaves() {
-        for (count, expected) in [(1, 0.75), (2, 0.86), (4, 0.92), (8, 0.96)] {
-            assert!(is_near(of_streams(count, 0.5), expected, 0.01), "{count}");
-        }
+    fn cubic_needs_the_time_of_its_growth_after_a_loss() {
         let time = cubic_recovery(ByteCount(185_000_000), 1448).as_secs_f64();
         assert!(is_near(time, 45.8, 0.01), "{time}");
     }

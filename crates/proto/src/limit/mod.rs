@@ -20,7 +20,7 @@ use std::time::Duration;
 
 pub use account::{Accountant, LaneJudgement, LaneSample, QuicSample, SourceSample, TcpSample, TransportSample, Waits};
 pub use path::{Flow, PathHistory, PolicedRate, WindowCause};
-pub use remedy::{Advice, Facts, Remedy, remedy};
+pub use remedy::{Advice, Facts, RECEIVE_SHARE, Remedy, SEND_SHARE, remedy};
 pub use report::{LimitReport, ReceiverReport};
 pub(crate) use report::{read_time, write_time};
 pub use web::WebSample;

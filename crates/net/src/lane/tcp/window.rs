@@ -4,20 +4,13 @@ use std::fs;
 use std::time::Duration;
 
 use sterna_proto::ByteCount;
+use sterna_proto::limit::{RECEIVE_SHARE, SEND_SHARE};
 
 use crate::sys::{SocketMemory, TcpInfo};
 
 /// Limits to which the kernel grows the buffers of a connection; the third number of each file applies.
 const SEND_BUFFER_LIMITS: &str = "/proc/sys/net/ipv4/tcp_wmem";
 const RECEIVE_BUFFER_LIMITS: &str = "/proc/sys/net/ipv4/tcp_rmem";
-
-/// Share of a full send buffer that is payload, in percent. Measured on Linux 6.18: 98.3 at MTU 1500, 97.0 at 9000.
-const SEND_PAYLOAD_PERCENT: u64 = 97;
-
-/// Share of a full receive buffer that is announced as window, in percent, until data flows and [`held_to`]
-/// measures it. Reason: fixed at 50 up to Linux 6.5 (`tcp_adv_win_scale` of 1). Later kernels start there and grow
-/// to 90 to 97.
-const RECEIVE_WINDOW_PERCENT: u64 = 50;
 
 /// Largest window before scaling, in bytes (RFC 7323, section 2.3).
 const UNSCALED_WINDOW_BYTES_MAX: u64 = 65_535;
@@ -65,8 +58,9 @@ pub(super) fn held_to(info: &TcpInfo, memory: &SocketMemory) -> Option<ByteCount
 }
 
 fn host_window(send_buffer_max: u64, receive_buffer_max: u64) -> ByteCount {
-    let send = send_buffer_max.saturating_mul(SEND_PAYLOAD_PERCENT) / 100;
-    let receive = receive_buffer_max.saturating_mul(RECEIVE_WINDOW_PERCENT) / 100;
+    let send = (send_buffer_max as f64 * SEND_SHARE) as u64;
+    // Later kernels give more once data flows, and [`held_to`] measures that.
+    let receive = (receive_buffer_max as f64 * RECEIVE_SHARE) as u64;
     ByteCount(send.min(receive))
 }
 
