@@ -53,7 +53,7 @@ use crate::budget::{Ledger, Part};
 use crate::client::spec::{CopyObserver, Initiator};
 use crate::client::{self, PlannedCopy, query};
 use crate::identity::{Fingerprint, Identity};
-use crate::measure::Bench;
+use crate::measure::Measurement;
 use crate::wake::Wake;
 
 /// Events of a copy that wait for their reader. Reason: a display that draws five times a second; a copy of small files
@@ -186,8 +186,13 @@ impl Engine {
     ///
     /// Errors: `Unreachable`, `Untrusted`; `Busy`: the agent takes part in another measurement; `Protocol`: no agent,
     /// or one of an earlier release; `Denied`.
-    pub fn measure(&self, agent: &RemoteLocation, local: Option<IpAddr>, cancel: &Cancel) -> Result<Bench, Error> {
-        Bench::connect(agent, local, &self.initiator.identity, &self.trust, cancel)
+    pub fn measure(
+        &self,
+        agent: &RemoteLocation,
+        local: Option<IpAddr>,
+        cancel: &Cancel,
+    ) -> Result<Measurement, Error> {
+        Measurement::connect(agent, local, &self.initiator.identity, &self.trust, cancel)
     }
 
     fn launch(&self, mut spec: CopySpec, planned: PlannedCopy, initiator: Initiator) -> Result<CopyHandle, Error> {

@@ -40,7 +40,7 @@ pub struct FlowPair {
 }
 
 /// Measurements with one agent. Dropped, it ends them at the agent too.
-pub struct Bench {
+pub struct Measurement {
     control: ClientChannel,
     identity: Identity,
     remote: SocketAddr,
@@ -50,7 +50,7 @@ pub struct Bench {
     rtt: Duration,
 }
 
-impl Bench {
+impl Measurement {
     /// Connects to an agent. `local`: address of this host, which selects the network.
     ///
     /// Errors: `Unreachable`; `Untrusted`; `Busy`: the agent takes part in another measurement; `Protocol`: no agent,

@@ -125,15 +125,9 @@ fn send(stream: &TcpStream, end: Instant, bytes_max: u64) -> io::Result<()> {
             Err(error) => return Err(error),
         }
     }
-    // All bytes are in the kernel: waits until the peer has them.
-    while Instant::now() < end {
-        let info = sys::tcp_info(stream)?;
-        if info.unacked == 0 && info.notsent.is_none_or(|bytes| bytes.0 == 0) {
-            break;
-        }
-        thread::sleep(SAMPLE_EVERY);
-    }
-    Ok(())
+    // All bytes are in the kernel. The peer reads them and closes its end.
+    stream.shutdown(Shutdown::Write)?;
+    discard(stream, end)
 }
 
 fn discard(stream: &TcpStream, end: Instant) -> io::Result<()> {
@@ -145,7 +139,11 @@ fn discard(stream: &TcpStream, end: Instant) -> io::Result<()> {
         }
         stream.set_read_timeout(Some(time_left))?;
         match (&mut &*stream).read(&mut data) {
-            Ok(0) => return Ok(()),
+            Ok(0) => {
+                // The other end waits for this close. It fails if the connection is gone.
+                let _ = stream.shutdown(Shutdown::Write);
+                return Ok(());
+            }
             Ok(_) => {}
             // The sender drops the connection at its end.
             Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),

@@ -17,7 +17,7 @@ mod serve;
 
 use std::time::Duration;
 
-pub use self::client::{Bench, FlowPair};
+pub use self::client::{FlowPair, Measurement};
 pub use self::host::facts as host_facts;
 pub use self::message::{FlowReport, FlowSample, FlowSpec, HostFacts, SocketSettings, StreamReport};
 pub(crate) use self::serve::{Measurements, is_measurement};
