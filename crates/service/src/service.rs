@@ -53,7 +53,7 @@ pub(crate) struct Running {
     /// Agents that take part in it.
     pub(crate) assignment: Option<Assignment>,
     pub(crate) bytes: u64,
-    /// Reason why its worker was told to stop; `None`: it goes on. The worker has not reported the end yet.
+    /// Reason to stop, which its worker has received; `None`: it goes on. The worker has not reported the end yet.
     pub(crate) stop: Option<Stop>,
 }
 

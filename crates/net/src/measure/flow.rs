@@ -13,6 +13,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
 use super::message::{FlowReport, FlowSample, FlowSpec, SocketSettings, StreamReport};
 use super::{SAMPLE_EVERY, host};
+use crate::lane::tcp;
 use crate::sys;
 
 /// Bytes of one read or write. Reason: larger ones save no more processor time.
@@ -182,13 +183,11 @@ fn sample(streams: &[Arc<TcpStream>], start: Instant, is_over: &AtomicBool) -> F
 
 fn describe(stream: &TcpStream) -> StreamReport {
     let info = sys::tcp_info(stream).unwrap_or_default();
-    let name = SockRef::from(stream).tcp_congestion().unwrap_or_default();
-    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     StreamReport {
         port: stream.local_addr().map_or(0, |address| address.port()),
         mss: info.snd_mss,
         path_mtu: info.pmtu,
-        congestion: String::from_utf8_lossy(name).into_owned(),
+        congestion: tcp::congestion(stream),
         sack: info.selective_acks,
         timestamps: info.timestamps,
         window_scaling: info.window_scaling,

@@ -183,7 +183,7 @@ impl Runner {
         let known: Vec<(Key, bool)> = mine.map(|one| (key_of(one), one.stop.is_some())).collect();
         for (key, is_stopping) in &known {
             match at_agent.contains(key) {
-                // It was away when it was told to.
+                // The agent was away when the service sent the order to stop.
                 true if *is_stopping => self.agents.send(worker, ToAgent::Cancel { key: *key }),
                 true => {}
                 // The order did not arrive.

@@ -106,7 +106,7 @@ pub(super) async fn due(readers: &SqlitePool, now: UnixTime, limit: u32) -> Resu
     let query = sqlx::query(
         "WITH due AS ( \
              SELECT deletions.*, files.destination_endpoint AS endpoint, jobs.credential FROM deletions \
-             JOIN files ON files.number = deletions.file JOIN jobs ON jobs.id = deletions.job \
+             LEFT JOIN files ON files.number = deletions.file LEFT JOIN jobs ON jobs.id = deletions.job \
              WHERE deletions.not_before <= ?1), \
          of_endpoint AS ( \
              SELECT *, ROW_NUMBER() OVER (PARTITION BY endpoint ORDER BY not_before, file) AS place FROM due), \

@@ -34,6 +34,7 @@ use sterna_proto::{BitRate, ByteCount, Error, ErrorKind, Phase, Scope};
 
 pub(crate) use self::handshake::is_whole_record;
 pub use self::options::{ConnectOptions, DEAD_AFTER, HANDSHAKE_TIME_MAX, TcpOptions};
+pub(crate) use self::socket::congestion;
 pub use self::window::{buffer_limits, window_max};
 
 use self::connection::Connection;

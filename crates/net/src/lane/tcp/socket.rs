@@ -84,7 +84,7 @@ pub(super) fn set_congestion(stream: &TcpStream, name: &str) -> Result<(), Error
 }
 
 /// Returns the congestion control of a socket.
-pub(super) fn congestion(stream: &impl AsFd) -> String {
+pub(crate) fn congestion(stream: &impl AsFd) -> String {
     let name = SockRef::from(stream).tcp_congestion().unwrap_or_default();
     String::from_utf8_lossy(name.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
