@@ -15,13 +15,10 @@ pub(super) const CLOCKS_DIFFER_MAX: u64 = 300;
 /// an hour; it then forgets those that expire first.
 const USED_MAX: usize = 1 << 18;
 
-/// Part of a signature that tells grants apart, in bytes: its random point begins with it.
-const KEY_BYTES: usize = 16;
-
 /// Grants to write that have started a session, until they expire. Reason: with one of them, its holder could replace
 /// the files again after the service has recorded them as verified.
 #[derive(Default)]
-pub(super) struct UsedGrants(HashMap<[u8; KEY_BYTES], u64>);
+pub(super) struct UsedGrants(HashMap<[u8; 16], u64>);
 
 impl UsedGrants {
     /// Records the use of a grant. Errors: `Denied`: it was used before.
@@ -29,7 +26,7 @@ impl UsedGrants {
         if self.0.len() >= USED_MAX {
             self.forget(now);
         }
-        if self.0.insert(key_of(signed), signed.grant.expires).is_none() {
+        if self.0.insert(signed.grant.nonce, signed.grant.expires).is_none() {
             return Ok(());
         }
         let text = "the grant of the service has started a session before: each start of a transfer needs a new one";
@@ -38,7 +35,7 @@ impl UsedGrants {
 
     /// Forgets the use of a grant whose session did not start, or has published no file.
     pub(super) fn give_back(&mut self, signed: &SignedGrant) {
-        self.0.remove(&key_of(signed));
+        self.0.remove(&signed.grant.nonce);
     }
 
     /// Removes the grants that have expired, and at least half of all.
@@ -48,12 +45,6 @@ impl UsedGrants {
         let limit = now.saturating_sub(CLOCKS_DIFFER_MAX).max(*median);
         self.0.retain(|_, expires| *expires > limit);
     }
-}
-
-fn key_of(signed: &SignedGrant) -> [u8; KEY_BYTES] {
-    let mut key = [0; KEY_BYTES];
-    key.copy_from_slice(&signed.signature[..KEY_BYTES]);
-    key
 }
 
 /// Returns the time that grants have.
@@ -75,10 +66,9 @@ mod tests {
             access: GrantedAccess::Read,
             paths: Vec::new(),
             expires,
+            nonce: u128::from(number).to_be_bytes(),
         };
-        let mut signature = [0; 64];
-        signature[..8].copy_from_slice(&number.to_be_bytes());
-        SignedGrant { grant, signature }
+        SignedGrant { grant, signature: [0; 64] }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Grants of a transfer service: an agent that lists nobody lets their holders in, for what they name.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sterna_net::agent::{Commission, CommissionSpec, Work};
@@ -17,6 +18,9 @@ use sterna_proto::session::{
 use sterna_proto::{Algorithm, Checks, Error, ErrorKind, FileDigests, Retry};
 
 use crate::served::{Served, local};
+
+/// Number of the next grant.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// Service, an agent that works for it, and the holder of a grant.
 struct Scene {
@@ -36,6 +40,7 @@ impl Scene {
             access,
             paths: bytes_of(paths),
             expires: now + 60,
+            nonce: self.service.sign(&NUMBER.fetch_add(1, Ordering::Relaxed).to_be_bytes())[..16].try_into().unwrap(),
         }
     }
 

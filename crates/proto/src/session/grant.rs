@@ -36,6 +36,8 @@ pub struct Grant {
     pub paths: Vec<Vec<u8>>,
     /// Time after which no session starts with the grant, in seconds since 1970.
     pub expires: u64,
+    /// Random number. Reason: a grant to write starts one session, and each start of a transfer needs another grant.
+    pub nonce: [u8; 16],
 }
 
 impl Grant {
@@ -93,6 +95,7 @@ impl Grant {
         w.integer(self.paths.len() as u64);
         self.paths.iter().for_each(|path| w.bytes(path));
         w.integer(self.expires);
+        w.raw(&self.nonce);
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Error> {
@@ -107,6 +110,7 @@ impl Grant {
             },
             paths: read_many(r, SOURCES_MAX, |r| r.bytes().map(<[u8]>::to_vec))?,
             expires: r.integer()?,
+            nonce: r.array()?,
         })
     }
 }
@@ -161,7 +165,7 @@ mod tests {
 
     fn grant(access: GrantedAccess) -> Grant {
         let paths = vec![b"in/f".to_vec(), b"in/g".to_vec()];
-        Grant { service: [1; 32], holder: [2; 32], at: [3; 32], access, paths, expires: 1_800_000_000 }
+        Grant { service: [1; 32], holder: [2; 32], at: [3; 32], access, paths, expires: 1_800_000_000, nonce: [4; 16] }
     }
 
     fn paths(paths: &[&[u8]]) -> Vec<Vec<u8>> {
@@ -244,7 +248,7 @@ mod tests {
     #[test]
     fn every_part_of_a_grant_is_signed() {
         let first = grant(GrantedAccess::Read);
-        let mut others = vec![first.clone(); 7];
+        let mut others = vec![first.clone(); 8];
         others[0].service[0] ^= 1;
         others[1].holder[31] ^= 1;
         others[2].at[7] ^= 1;
@@ -252,6 +256,7 @@ mod tests {
         others[4].paths[1].push(b'x');
         others[5].expires += 1;
         others[6].access = GrantedAccess::Write(Overwrite::Always);
+        others[7].nonce[15] ^= 1;
         for (at, other) in others.iter().enumerate() {
             assert_ne!(other.signed_bytes(), first.signed_bytes(), "{other:?}");
             let is_new = others[..at].iter().all(|earlier| earlier.signed_bytes() != other.signed_bytes());

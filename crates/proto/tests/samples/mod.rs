@@ -347,6 +347,7 @@ pub fn frames() -> Vec<Frame> {
         access: GrantedAccess::Write(Overwrite::Never),
         paths: vec![b"in/f".to_vec(), b"in/g".to_vec()],
         expires: 1_800_000_000,
+        nonce: [8; 16],
     };
     let grant = Some(Box::new(SignedGrant { grant, signature: [7; 64] }));
     all.extend(

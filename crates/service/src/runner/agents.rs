@@ -129,15 +129,19 @@ impl Runner {
                 }
             }
         };
-        // An agent takes each grant to write once. Starts in one second, as after a restart, differ by their numbers.
-        let start = tasks.first().map_or(0, |task| u64::from(task.start));
+        let mut nonce = [0; 16];
+        getrandom::fill(&mut nonce).map_err(|e| {
+            let text = "ask the kernel for random bytes";
+            Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, text).caused_by(e)
+        })?;
         let grant = Grant {
             service: self.identity.fingerprint().0,
             holder: agent.0,
             at: peer.agent.0,
             access,
             paths: tasks.iter().map(path).collect::<Result<_, _>>()?,
-            expires: u64::try_from(now().0 / 1000).unwrap_or(0) + GRANT_SECONDS + start,
+            expires: u64::try_from(now().0 / 1000).unwrap_or(0) + GRANT_SECONDS,
+            nonce,
         };
         let signature = self.identity.sign(&grant.signed_bytes());
         let other = Other::Agent {

@@ -66,6 +66,23 @@ fn a_source_of_another_size_than_the_job_says_is_not_copied() {
     assert_eq!(there, [true, false, true, false, true]);
 }
 
+/// Each start has a grant of its own, which the agent takes once.
+#[test]
+fn jobs_to_the_same_file_follow_each_other_at_once() {
+    let serve = Serve::start();
+    let [near, far] = ["near.example", "far.example"].map(|site| Agent::start(&serve, site, &[]));
+    for number in 0..6 {
+        std::fs::write(near.path("f"), number.to_string()).unwrap();
+        let files = json!([{"sources": [near.url("f")], "destination": far.url("g")}]);
+        let job = json!({"files": files, "overwrite": "always"});
+        let (status, body) = serve.request("POST", "/api/v1/jobs", &job.to_string());
+        assert_eq!(status, 201, "{body}");
+        let id = serde_json::from_str::<Value>(&body).unwrap()["id"].as_str().unwrap().to_owned();
+        assert_eq!(serve.wait_for_end(&id)["job_state"], "FINISHED");
+        assert_eq!(std::fs::read_to_string(far.path("g")).unwrap(), number.to_string());
+    }
+}
+
 #[test]
 fn only_its_user_reads_the_database_and_only_one_service_uses_it() {
     let serve = Serve::start();
