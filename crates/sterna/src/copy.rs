@@ -4,29 +4,22 @@
 //! digests to stdout.
 
 use std::fs::File;
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 use sterna_net::engine::{
-    Cancel, CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, MEMORY_DEFAULT, Next,
-    PathOptions, ReplicaSummary, Trust, ViaChoice,
+    CopyEvent, CopyFailure, CopyHandle, CopyProgress, CopySpec, CopySummary, Engine, MEMORY_DEFAULT, Next, PathOptions,
+    ReplicaSummary, Trust, ViaChoice,
 };
-use sterna_net::identity::{Fingerprint, Identity, KnownHost, KnownHosts};
+use sterna_net::identity::{Fingerprint, Identity};
 use sterna_net::report::{self, Event, Reporter};
 use sterna_net::session::SessionEvent;
 use sterna_net::web::TokenSource;
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::follow::EndRule;
-use sterna_proto::location::RemoteLocation;
 use sterna_proto::plan::Via;
 use sterna_proto::rate::{Fairness, RATE_LEAST, RateContract};
 use sterna_proto::session::{FileOutcome, Overwrite, PATHS_MAX};
@@ -39,6 +32,7 @@ use crate::output::{CopyOutput, print_line, say};
 use crate::paths::PathFlag;
 use crate::paths::ViaFlag;
 use crate::progress::{Display, compression_ratio};
+use crate::trust::{AskedTrust, cancel_at_signal};
 use crate::{limits, plan, state};
 
 /// Runs one copy and returns its exit code.
@@ -91,7 +85,8 @@ fn with_remedy(error: Error) -> Error {
 
 /// Starts the copy. The path cache is in the state directory.
 fn start(spec: CopySpec, identity: Identity, person: &Arc<ConsoleReporter>) -> Result<CopyHandle, CopyFailure> {
-    let engine = Engine::new(identity, Arc::clone(person) as Arc<dyn Trust>).with_path_cache(person.state.clone());
+    let engine =
+        Engine::new(identity, Arc::clone(&person.trust) as Arc<dyn Trust>).with_path_cache(person.state.clone());
     engine.start(spec).map_err(|error| CopyFailure { error, summary: None })
 }
 
@@ -132,10 +127,8 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<ConsoleReporter
     let person = Arc::new(ConsoleReporter {
         log: Mutex::new(log),
         stdout,
-        known: KnownHosts::new(&directory),
+        trust: Arc::new(AskedTrust::new(&directory, flags.trust.clone(), is_between_agents || flags.same)),
         state: directory,
-        trust: flags.trust.clone(),
-        has_several_agents: is_between_agents || flags.same,
         output: match (flags.json, flags.quiet) {
             (true, _) => Output::Json,
             (false, true) => Output::Quiet,
@@ -150,24 +143,10 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<ConsoleReporter
         display: Display::new(
             !flags.json && !flags.quiet && !flags.dry_run && !flags.explain && std::io::stderr().is_terminal(),
         ),
-        asking: Mutex::new(()),
         untold: Mutex::default(),
         lost: Mutex::default(),
     });
     Ok((options, identity, person))
-}
-
-/// Cancels the copy at SIGTERM or SIGINT. A second signal ends the process at once; the journal has the received data.
-fn cancel_at_signal(cancel: &Cancel) -> std::io::Result<()> {
-    let is_second = Arc::new(AtomicBool::new(false));
-    let mut signals = Signals::new([SIGTERM, SIGINT])?;
-    for signal in [SIGTERM, SIGINT] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&is_second))?;
-        signal_hook::flag::register(signal, Arc::clone(&is_second))?;
-    }
-    let cancel = cancel.clone();
-    let wait = move || signals.forever().for_each(|_| cancel.cancel());
-    thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
 }
 
 /// Returns 0, or 1 if some files failed. If no file was copied or up to date, returns the code of the first failure.
@@ -349,11 +328,8 @@ enum Output {
 
 /// Console reporter: shows a copy to the user at the terminal, or to the program that reads the JSON.
 struct ConsoleReporter {
-    known: KnownHosts,
+    trust: Arc<AskedTrust>,
     state: PathBuf,
-    trust: Vec<Fingerprint>,
-    /// True if the copy has several agents: `trust` then does not show which agent a key belongs to.
-    has_several_agents: bool,
     output: Output,
     verbose: bool,
     dry_run: bool,
@@ -361,8 +337,6 @@ struct ConsoleReporter {
     explain: bool,
     checksums: Vec<Algorithm>,
     display: Display,
-    /// Held while a question is open, so that there is one question at a time.
-    asking: Mutex<()>,
     untold: Mutex<Untold>,
     /// Log of `--log`; `None` without the flag, or after a write failed.
     log: Mutex<Option<SampleLog>>,
@@ -401,73 +375,7 @@ impl ConsoleReporter {
     }
 }
 
-/// Place where the operator finds the fingerprint of an agent, as text for messages. `sterna id` without `--state` is
-/// not enough: if the agent has its own `--state`, that command creates another identity and prints its fingerprint.
-const SHOWN_AT_AGENT: &str = "the line that the agent printed at its start (listening … fingerprint SHA256:…), or the \
-                              output of `sterna id --state DIR` at its host, where DIR is the --state of the agent";
-
-impl Trust for ConsoleReporter {
-    fn check(&self, remote: &RemoteLocation, peer: &Fingerprint, cancel: &Cancel) -> Result<(), Error> {
-        let name = KnownHosts::name_of(remote);
-        let _one = self.asking.lock();
-        match self.trust.first() {
-            Some(_) if self.trust.contains(peer) => return self.known.add(&name, peer),
-            Some(expected) if !self.has_several_agents => {
-                return Err(untrusted(format!(
-                    "{name} has the key {peer}, not {expected} as given with --trust: not connected"
-                )));
-            }
-            _ => {}
-        }
-        match self.known.lookup(&name, peer)? {
-            KnownHost::Match => Ok(()),
-            KnownHost::Changed { expected } => Err(untrusted(format!(
-                "the key of {name} has changed from {expected} to {peer}: somebody may be in between, or the agent was set up \
-                 anew. Remove its line from {} only if you know that it was set up anew, and try again; the new key must be in \
-                 {SHOWN_AT_AGENT}",
-                self.known.path().display()
-            ))),
-            KnownHost::Unknown => self.ask(&name, peer, cancel),
-        }
-    }
-
-    fn expected_keys(&self, remote: &RemoteLocation, beside: &Fingerprint) -> Result<Vec<Fingerprint>, Error> {
-        let name = KnownHosts::name_of(remote);
-        let known = self.known.keys(&name)?;
-        let mut others = self.trust.iter().filter(|key| *key != beside);
-        match (known.is_empty(), others.next(), others.next()) {
-            // The only other key belongs to the other agent.
-            (true, Some(key), None) => self.known.add(&name, key).map(|()| vec![*key]),
-            _ => Ok(known),
-        }
-    }
-}
-
 impl ConsoleReporter {
-    fn ask(&self, name: &str, peer: &Fingerprint, cancel: &Cancel) -> Result<(), Error> {
-        if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-            return Err(untrusted(format!(
-                "the key {peer} of {name} is unknown to this host: compare it with {SHOWN_AT_AGENT}; if both are the same, give --trust {peer}"
-            )));
-        }
-        let mut terminal = std::io::stderr().lock();
-        let question = format!(
-            "The key of {name} is not recorded at this host:\n  {peer}\nCompare it with {SHOWN_AT_AGENT}.\nTrust this key and remember it? [y/N] "
-        );
-        let mut answer = String::new();
-        write!(terminal, "{question}").and_then(|()| terminal.flush()).map_err(|e| this_host("ask").caused_by(e))?;
-        // A read would continue after a signal.
-        wait_for_input(cancel)?;
-        if cancel.is_cancelled() {
-            let text = "stopped: nothing was sent";
-            return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Prepare, text));
-        }
-        match std::io::stdin().lock().read_line(&mut answer) {
-            Ok(_) if matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes") => self.known.add(name, peer),
-            _ => Err(untrusted(format!("{name} is not trusted: nothing was sent"))),
-        }
-    }
-
     /// Prints the message of an event at once, keeps it to combine it with others, or drops it.
     fn tell(&self, event: &CopyEvent) {
         let mut lines = Vec::new();
@@ -608,22 +516,6 @@ impl ConsoleReporter {
     }
 }
 
-/// Waits until standard input has data or has ended, or until the cancellation. Errors: no descriptor is free.
-fn wait_for_input(cancel: &Cancel) -> Result<(), Error> {
-    let failed = |e: std::io::Error| this_host("wait for an answer").caused_by(e);
-    let (cancelled, writer) = std::io::pipe().map_err(failed)?;
-    // The end of the writer makes the pipe readable.
-    let _cancel = cancel.on_cancel(move || drop(writer));
-    let stdin = std::io::stdin();
-    loop {
-        match poll(&mut [PollFd::new(&stdin, PollFlags::IN), PollFd::new(&cancelled, PollFlags::IN)], None) {
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(failed(errno.into())),
-        }
-    }
-}
-
 /// Returns true if output was lost because the reader closed the pipe, as `head` does.
 fn is_broken_pipe(error: &Error) -> bool {
     use std::error::Error as _;
@@ -725,10 +617,6 @@ fn summary_line(summary: &CopySummary, dry_run: bool) -> String {
         line.push_str(&format!(", {} blocks sent again", summary.counters.blocks_again));
     }
     line
-}
-
-fn untrusted(text: String) -> Error {
-    Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text)
 }
 
 #[cfg(test)]

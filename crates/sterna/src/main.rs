@@ -21,6 +21,7 @@ mod plan;
 mod progress;
 mod serve;
 mod state;
+mod trust;
 
 use std::process::ExitCode;
 
