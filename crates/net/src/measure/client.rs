@@ -12,7 +12,9 @@ use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::channel::{Channel, no_measurements};
 use super::flow::{self, Role};
-use super::message::{Answer, Ask, FlowReport, FlowSpec, HostFacts, SocketSettings, VERSION};
+use super::message::{
+    Answer, Ask, EchoReport, EchoSpec, FlowReport, FlowSpec, HostFacts, SocketSettings, TrainReport, TrainSpec, VERSION,
+};
 use super::{ALPN, STREAMS_MAX, TIME_MAX};
 use crate::cancel::Cancel;
 use crate::client::dial::resolve;
@@ -133,6 +135,20 @@ impl Measurement {
             Role::Sends => FlowPair { sender: near, receiver: far },
             Role::Receives => FlowPair { sender: far, receiver: near },
         })
+    }
+
+    /// Runs a packet train to its end. Returns what the receiver counted.
+    ///
+    /// Errors: `Usage`; `Unreachable`: no UDP packet arrived; `Denied`.
+    pub fn train(&mut self, _spec: &TrainSpec) -> Result<TrainReport, Error> {
+        Err(no_measurements())
+    }
+
+    /// Sends packets that the agent sends back.
+    ///
+    /// Errors: `Usage`; `Unreachable`: no UDP packet arrived; `Denied`.
+    pub fn echo(&mut self, _spec: &EchoSpec) -> Result<EchoReport, Error> {
+        Err(no_measurements())
     }
 
     /// Opens a stream of a flow.

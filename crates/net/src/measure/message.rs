@@ -2,10 +2,14 @@
 //!
 //! They travel as JSON. A field that a peer does not have is skipped, so that later releases can add some.
 
+mod packets;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sterna_proto::path_cache::DataDirection;
+
+pub use self::packets::{EchoPort, EchoReport, EchoSpec, PortCount, SizeCount, TrainBin, TrainReport, TrainSpec};
 
 /// Version of the messages.
 pub const VERSION: u32 = 1;

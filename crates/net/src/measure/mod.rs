@@ -19,7 +19,10 @@ use std::time::Duration;
 
 pub use self::client::{FlowPair, Measurement};
 pub use self::host::facts as host_facts;
-pub use self::message::{FlowReport, FlowSample, FlowSpec, HostFacts, SocketSettings, StreamReport};
+pub use self::message::{
+    EchoPort, EchoReport, EchoSpec, FlowReport, FlowSample, FlowSpec, HostFacts, PortCount, SizeCount, SocketSettings,
+    StreamReport, TrainBin, TrainReport, TrainSpec,
+};
 pub(crate) use self::serve::{Measurements, is_measurement};
 
 /// Application protocol of measurements. It contains the version of the framing.
@@ -34,3 +37,13 @@ pub const TIME_MAX: Duration = Duration::from_secs(60);
 /// Interval between samples of a stream. Reason: the kernel counts times in steps of 4 ms; a ramp over 8 ms of round
 /// trip has some samples.
 pub const SAMPLE_EVERY: Duration = Duration::from_millis(50);
+
+/// Maximum time of a packet train. Reason: a queue of seconds fills within it, and it shows a policer's refill.
+pub const TRAIN_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Interval of the counts of a packet train. Reason: the refill of a small policer and the filling of a queue show in
+/// steps of it; a train of 30 s has 3000.
+pub const TRAIN_BIN: Duration = Duration::from_millis(10);
+
+/// Maximum number of lost packets whose numbers are reported. Reason: they show the pattern of the first losses.
+pub const LOST_MAX: usize = 4096;
