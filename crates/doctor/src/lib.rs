@@ -1,8 +1,21 @@
 //! Path doctor: finds what limits transfers on a path, proves it by experiments, and predicts the gain of each fix.
 //!
-//! Pure parts: window arithmetic of kernels ([`kernel`]), response functions ([`response`]), and the plan of a path
-//! ([`plan`]). Refuses to read a clock or open a socket there.
+//! An examination ([`run`]) asks one experiment after the other: each is a decision ([`steps`]) from the [`evidence`] so
+//! far. Views put the samples of an experiment in the terms of the field: flows ([`view`]), and packet trains
+//! ([`ceiling`]). The [`rules`] turn the [`facts`] of both directions into verdicts, and a [`report`] shows them.
+//!
+//! Everything but [`run`] is pure: it reads no clock and opens no socket. Also pure, and without a network: window
+//! arithmetic of kernels ([`kernel`]), response functions ([`response`]), and the [`plan`] of a path.
 
+pub mod ceiling;
+pub mod evidence;
+pub mod facts;
 pub mod kernel;
 pub mod plan;
+pub mod report;
 pub mod response;
+pub mod rules;
+pub mod run;
+pub mod steps;
+pub mod verdict;
+pub mod view;

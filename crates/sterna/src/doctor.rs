@@ -1,4 +1,6 @@
-//! `sterna doctor`: the arithmetic of a path.
+//! `sterna doctor`: examinations of a path, and its arithmetic.
+
+mod examine;
 
 use sterna_doctor::kernel::KernelVersion;
 use sterna_doctor::plan::{Plan, Wish, lines, mss_of};
@@ -11,7 +13,9 @@ use crate::output::print_line;
 /// Runs a command of the doctor. Returns the exit code.
 pub fn run(flags: &DoctorFlags) -> Result<u8, Error> {
     match &flags.command {
-        DoctorCommand::Plan(flags) => plan(flags),
+        Some(DoctorCommand::Plan(flags)) => plan(flags),
+        Some(DoctorCommand::Show(flags)) => examine::show(flags),
+        None => examine::run(&flags.examine),
     }
 }
 

@@ -22,7 +22,7 @@ mod duration;
 pub mod service;
 
 use config::ConfigFlags;
-pub use doctor::{DoctorCommand, DoctorFlags, PlanFlags};
+pub use doctor::{DoctorCommand, DoctorFlags, ExamineFlags, PlanFlags, ShowFlags};
 use duration::parse_time;
 use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};
 
@@ -87,7 +87,8 @@ pub enum Command {
     /// Print the fingerprint of this host, by which other hosts identify it
     #[command(after_help = ID_EXAMPLES)]
     Id(IdFlags),
-    /// Compute what a path needs: buffers, windows, connections, and the limits in order
+    /// Find what limits transfers on a path, prove it, and predict the gain of each fix
+    #[command(after_help = doctor::DOCTOR_EXAMPLES)]
     Doctor(DoctorFlags),
     /// Emulate a long network path between two hosts on this machine (as root)
     #[command(subcommand, after_help = sterna_lab::command::EXAMPLES)]

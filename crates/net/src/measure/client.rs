@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustls::ClientConnection;
+use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::path_cache::DataDirection;
@@ -33,7 +34,7 @@ const ANSWER_BYTES_MAX: u32 = 64 << 20;
 type ClientChannel = Channel<ClientConnection, rustls::client::ClientConnectionData>;
 
 /// Observations of both ends of a flow.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowPair {
     /// End that sent.
     pub sender: FlowReport,

@@ -223,6 +223,7 @@ fn sample_of(stream: &TcpStream, at: Duration) -> Option<FlowSample> {
         data_segments_in: count(info.data_segs_in),
         segments_out: count(info.segs_out),
         segments_in: count(info.segs_in),
+        delivered: count(info.delivered),
         resent: u64::from(info.total_retrans),
         duplicates: count(info.dsack_dups),
         reordered: count(info.reord_seen),

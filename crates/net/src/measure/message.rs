@@ -174,6 +174,8 @@ pub struct FlowSample {
     pub segments_out: u64,
     /// All segments received.
     pub segments_in: u64,
+    /// Segments with data that arrived at the peer, in any order.
+    pub delivered: u64,
     /// Segments sent again.
     pub resent: u64,
     /// Segments sent again without need.

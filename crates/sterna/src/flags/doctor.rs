@@ -1,5 +1,8 @@
 //! Flags of `sterna doctor`.
 
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -7,18 +10,61 @@ use sterna_doctor::kernel::KernelVersion;
 use sterna_doctor::plan::{RTT_MAX, RTT_MIN};
 use sterna_proto::BitRate;
 
+use super::duration::parse_time;
+
 const PLAN_EXAMPLES: &str = "\
 Examples:
   sterna doctor plan --rate 10Gbit --rtt 148ms                 # this kernel
   sterna doctor plan --rate 1Gbit --rtt 11.9ms --kernel 5.14   # another
   sterna doctor plan --rate 100Mbit --rtt 660ms --loss 1%      # a satellite";
 
+/// Examples at the end of `doctor --help`.
+pub const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  sterna doctor sterna://hub.example.org               # both ends: what limits transfers, and what to do
+  sterna doctor sterna://hub.example.org --json        # one object for programs
+  sterna doctor plan --rate 10Gbit --rtt 148ms         # the arithmetic of a path, without a network";
+
 /// Flags of `sterna doctor`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct DoctorFlags {
     /// Command to run.
     #[command(subcommand)]
-    pub command: DoctorCommand,
+    pub command: Option<DoctorCommand>,
+    /// Flags of an examination.
+    #[command(flatten)]
+    pub examine: ExamineFlags,
+}
+
+/// Flags of an examination of a path.
+#[derive(Debug, Args)]
+pub struct ExamineFlags {
+    /// Agent at the other end of the path, as sterna://HOST or sterna://HOST:PORT
+    #[arg(value_name = "TARGET", required = true)]
+    pub target: Option<OsString>,
+    /// Time of the experiments (default: 60s, and up to 2min on paths above 200 ms)
+    #[arg(long, value_name = "TIME", value_parser = parse_examination)]
+    pub time: Option<Duration>,
+    /// Highest rate of all packets together
+    #[arg(long, value_name = "RATE", default_value = "10Gbit")]
+    pub max_rate: BitRate,
+    /// Accept the agent with this fingerprint (`sterna id` prints it there) and remember it
+    #[arg(long, value_name = "FINGERPRINT")]
+    pub trust: Option<sterna_net::identity::Fingerprint>,
+    /// Address of this host, which selects the network
+    #[arg(long, value_name = "ADDRESS")]
+    pub from: Option<IpAddr>,
+    /// Print one JSON object at the end
+    #[arg(long)]
+    pub json: bool,
+    /// Write the evidence to a file, from which `sterna doctor show` makes the report again
+    #[arg(long, value_name = "FILE")]
+    pub bundle: Option<PathBuf>,
+    /// Directory with the key of this host and the recorded agents (default: sterna in $XDG_STATE_HOME, or
+    /// ~/.local/state/sterna)
+    #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
+    pub state: Option<PathBuf>,
 }
 
 /// The commands of the doctor.
@@ -27,6 +73,19 @@ pub enum DoctorCommand {
     /// Compute buffers, windows, connections, ramp and loss that a rate over a path needs, without a network
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanFlags),
+    /// Show the report of an examination again, from its bundle
+    Show(ShowFlags),
+}
+
+/// Flags of `sterna doctor show`.
+#[derive(Debug, Args)]
+pub struct ShowFlags {
+    /// Bundle that an examination wrote
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Flags of `sterna doctor plan`.
@@ -70,6 +129,21 @@ fn parse_rtt(text: &str) -> Result<Duration, String> {
         false => Err(format!("from {} us to {} s", RTT_MIN.as_micros(), RTT_MAX.as_secs())),
     }
 }
+
+/// Reads a time of an examination.
+fn parse_examination(text: &str) -> Result<Duration, String> {
+    let time = parse_time(text)?;
+    match (TIME_LEAST..=TIME_MOST).contains(&time) {
+        true => Ok(time),
+        false => Err(format!("from {} s to {} s", TIME_LEAST.as_secs(), TIME_MOST.as_secs())),
+    }
+}
+
+/// Shortest examination. Reason: one connection and one packet train.
+const TIME_LEAST: Duration = Duration::from_secs(10);
+
+/// Longest examination. Reason: others want to measure with the agent too.
+const TIME_MOST: Duration = Duration::from_secs(600);
 
 /// Reads `1e-6` or `0.1%`.
 fn parse_loss(text: &str) -> Result<f64, String> {

@@ -1,0 +1,213 @@
+//! Facts of one direction of a path: the experiments side by side, in the terms of the rules.
+
+use sterna_net::measure::{EchoPort, FlowPair, FlowSpec, HostFacts, TrainReport, TrainSpec};
+
+use crate::ceiling::Ceiling;
+use crate::evidence::{Direction, Evidence, Purpose};
+use crate::verdict::RttMode;
+use crate::view::{FlowView, median};
+
+/// Bytes of IPv4 and TCP headers with timestamps in a full segment.
+const HEADERS: f64 = 52.0;
+
+/// Facts of one direction.
+#[derive(Clone, Debug)]
+pub struct Facts<'a> {
+    /// Everything that was observed.
+    pub evidence: &'a Evidence,
+    /// Direction.
+    pub direction: Direction,
+    /// Smallest round trip, seconds.
+    pub rtt_s: f64,
+    /// One connection as programs open it.
+    pub base: Option<FlowView>,
+    /// Rate up to which the path carries packets without congestion control, whole packets.
+    pub ceiling: Option<Ceiling>,
+    /// The same in the return direction.
+    pub return_ceiling: Option<Ceiling>,
+}
+
+impl<'a> Facts<'a> {
+    /// Returns the facts of a direction.
+    pub fn new(evidence: &'a Evidence, direction: Direction) -> Self {
+        Self {
+            evidence,
+            direction,
+            rtt_s: evidence.rtt().as_secs_f64(),
+            base: view(evidence, Purpose::Baseline, direction),
+            ceiling: ceiling(evidence, direction),
+            return_ceiling: ceiling(evidence, direction.opposite()),
+        }
+    }
+
+    /// Returns the view of another flow of this direction.
+    pub fn flow(&self, purpose: Purpose) -> Option<FlowView> {
+        view(self.evidence, purpose, self.direction)
+    }
+
+    /// Returns the sender's host.
+    pub fn sender(&self) -> &HostFacts {
+        self.evidence.ends(self.direction).0
+    }
+
+    /// Returns the receiver's host.
+    pub fn receiver(&self) -> &HostFacts {
+        self.evidence.ends(self.direction).1
+    }
+
+    /// Returns the payload of a full segment, bytes.
+    pub fn mss(&self) -> f64 {
+        self.base.as_ref().map_or(1448.0, |base| f64::from(base.mss.max(1)))
+    }
+
+    /// Returns the TCP payload rate that a rate of whole packets carries.
+    pub fn payload(&self, bps: f64) -> f64 {
+        bps * self.mss() / (self.mss() + HEADERS)
+    }
+
+    /// Returns the payload rate up to which the path carries, if its ceiling was reached. A ceiling for UDP only is no
+    /// ceiling of TCP.
+    pub fn path_bps(&self) -> Option<f64> {
+        let ceiling = self.ceiling.filter(|ceiling| ceiling.is_reached())?;
+        Some(self.payload(ceiling.bps())).filter(|bps| self.best_bps() < *bps * ABOVE)
+    }
+
+    /// Returns the payload rate that the path carries at least.
+    pub fn least_bps(&self) -> f64 {
+        let carried = self.ceiling.map_or(0.0, |ceiling| self.payload(ceiling.bps()));
+        if self.ceiling.is_some_and(Ceiling::is_reached) && self.path_bps().is_none() {
+            return self.best_bps();
+        }
+        carried.max(self.best_bps())
+    }
+
+    /// Returns the highest payload rate of any flow.
+    pub fn best_bps(&self) -> f64 {
+        let flows = self.evidence.records.iter().filter(|record| record.direction == self.direction);
+        flows.filter_map(|record| self.flow(record.purpose)).map(|view| view.rate_bps).fold(0.0, f64::max)
+    }
+
+    /// Returns the trains that the path carried: sent below its ceiling.
+    pub fn carried_trains(&self) -> Vec<(&'a TrainSpec, &'a TrainReport)> {
+        let ceiling = self.ceiling.filter(|ceiling| ceiling.is_reached()).map_or(f64::INFINITY, Ceiling::bps);
+        [Purpose::LowRate, Purpose::Capacity]
+            .into_iter()
+            .flat_map(|purpose| self.evidence.trains(purpose, self.direction))
+            .filter(|(spec, _)| (spec.rate_bps as f64) < ceiling * BELOW)
+            .collect()
+    }
+
+    /// Returns packets lost and sent without load: echoes in this direction, and trains below the ceiling.
+    pub fn lost_without_load(&self) -> (u64, u64) {
+        let trains = self.carried_trains();
+        let drops = |train: &TrainReport| train.receiver_drops + train.sender_drops;
+        let lost: u64 = trains
+            .iter()
+            .map(|(_, train)| (train.sent - train.received.min(train.sent)).saturating_sub(drops(train)))
+            .sum();
+        let sent: u64 = trains.iter().map(|(_, train)| train.sent).sum();
+        let (echo_lost, echo_sent) = self.echo_losses();
+        (lost + echo_lost, sent + echo_sent)
+    }
+
+    /// Returns echoes lost and sent in this direction.
+    fn echo_losses(&self) -> (u64, u64) {
+        let echoes = self.evidence.echoes().map_or(&[][..], |report| &report.echoes[..]);
+        let sum = |of: fn(&EchoPort) -> u64| -> u64 { echoes.iter().map(of).sum() };
+        match self.direction {
+            Direction::Forward => (sum(|port| port.sent - port.reflected.min(port.sent)), sum(|port| port.sent)),
+            Direction::Reverse => {
+                (sum(|port| port.reflected - port.returned.min(port.reflected)), sum(|port| port.reflected))
+            }
+        }
+    }
+
+    /// Returns the part of packets that others overtook, in trains below the ceiling, and the largest lateness in
+    /// seconds. Each port by itself: paths of different length are no reordering.
+    pub fn reordered(&self) -> (f64, f64) {
+        let trains = self.carried_trains();
+        let reordered: u64 = trains.iter().flat_map(|(_, train)| &train.ports).map(|port| port.reordered).sum();
+        let received: u64 = trains.iter().map(|(_, train)| train.received).sum();
+        let extent = trains.iter().map(|(_, train)| train.reorder_extent_us).max().unwrap_or(0);
+        (reordered as f64 / received.max(1) as f64, extent as f64 / 1e6)
+    }
+
+    /// Returns the delay of a queue that others fill: how far the median round trip of the echoes is above the smallest
+    /// one of its port, seconds.
+    pub fn queue_of_others_s(&self) -> f64 {
+        let echoes = self.evidence.echoes().map_or(&[][..], |report| &report.echoes[..]);
+        let above = |port: &EchoPort| {
+            let least = port.rtt_us.iter().min().copied().unwrap_or(0);
+            port.rtt_us.iter().map(move |rtt| (rtt - least) as f64 / 1e6).collect::<Vec<f64>>()
+        };
+        median(echoes.iter().flat_map(above).collect())
+    }
+
+    /// Returns the round trips of the ports in groups: a new group begins at a gap.
+    pub fn rtt_modes(&self) -> Vec<RttMode> {
+        let echoes = self.evidence.echoes().map_or(&[][..], |report| &report.echoes[..]);
+        let mut ports: Vec<(f64, u16)> = echoes
+            .iter()
+            .filter(|port| port.rtt_us.len() >= 3)
+            .filter_map(|port| Some((*port.rtt_us.iter().min()? as f64 / 1e6, port.port)))
+            .collect();
+        ports.sort_by(|a, b| a.0.total_cmp(&b.0));
+        // Noise of one port: how far its second smallest round trip is above its smallest.
+        let noise = |port: &EchoPort| {
+            let mut rtt = port.rtt_us.clone();
+            rtt.sort_unstable();
+            rtt.get(1).zip(rtt.first()).map_or(0.0, |(second, first)| (second - first) as f64 / 1e6)
+        };
+        let noise = median(echoes.iter().map(noise).collect());
+        let gap = (self.rtt_s * GAP).max(GAP_MIN_S).max(noise * 5.0);
+        let mut modes: Vec<(f64, Vec<u16>)> = Vec::new();
+        let mut before = f64::NEG_INFINITY;
+        for (rtt, port) in &ports {
+            match modes.last_mut() {
+                Some((_, group)) if rtt - before < gap => group.push(*port),
+                _ => modes.push((*rtt, vec![*port])),
+            }
+            before = *rtt;
+        }
+        let count = ports.len().max(1) as f64;
+        modes.into_iter().map(|(rtt_s, ports)| RttMode { rtt_s, share: ports.len() as f64 / count, ports }).collect()
+    }
+
+    /// Returns the value of a setting of a host: its numbers.
+    pub fn setting(host: &HostFacts, name: &str) -> Vec<u64> {
+        let text = host.settings.get(name).map_or("", String::as_str);
+        text.split_whitespace().filter_map(|value| value.parse().ok()).collect()
+    }
+}
+
+/// Smallest gap between two round trips, as part of the smaller one.
+const GAP: f64 = 0.01;
+
+/// Smallest gap between two round trips, seconds. Reason: hosts add some tenths of a millisecond.
+const GAP_MIN_S: f64 = 0.0005;
+
+/// Multiple of a ceiling above which TCP has passed it.
+const ABOVE: f64 = 1.1;
+
+/// Part of the ceiling up to which a train is no load.
+const BELOW: f64 = 0.85;
+
+/// Returns the view of a flow.
+fn view(evidence: &Evidence, purpose: Purpose, direction: Direction) -> Option<FlowView> {
+    let (spec, pair): (&FlowSpec, &FlowPair) = evidence.flow(purpose, direction)?;
+    Some(FlowView::new(pair, spec.time_ms as f64 / 1e3))
+}
+
+/// Returns the ceiling that the longest train shows.
+fn ceiling(evidence: &Evidence, direction: Direction) -> Option<Ceiling> {
+    let of =
+        |purpose| evidence.trains(purpose, direction).filter_map(|(spec, train)| Ceiling::of(spec, train)).next_back();
+    let long = [Purpose::SecondOverload, Purpose::Overload].into_iter().find_map(of).filter(|long| long.is_reached());
+    long.or_else(|| {
+        let short = evidence.trains(Purpose::Capacity, direction).filter_map(|(spec, train)| Ceiling::of(spec, train));
+        short.fold(None, |best: Option<Ceiling>, next| match best {
+            Some(best) if best.is_reached() || best.bps() > next.bps() => Some(best),
+            _ => Some(next),
+        })
+    })
+}

@@ -1,0 +1,123 @@
+//! Report for people: the verdict first, then the ladder, then the evidence.
+
+use sterna_proto::BitRate;
+use sterna_proto::quantity::readable_time;
+
+use super::Report;
+use crate::evidence::{Direction, Purpose};
+use crate::verdict::{Cause, Verdict};
+
+/// Returns the lines of a report.
+pub fn lines(report: &Report) -> Vec<String> {
+    let mut lines = head(report);
+    for (index, verdict) in report.verdicts.iter().enumerate() {
+        lines.push(String::new());
+        lines.extend(of_verdict(index, verdict));
+    }
+    for direction in Direction::ALL {
+        let steps: Vec<_> = report.ladder.iter().filter(|step| step.direction == direction).collect();
+        if steps.is_empty() {
+            continue;
+        }
+        lines.push(String::new());
+        lines.push(format!(
+            "limits of one connection, {} (the next one binds when the one before is gone):",
+            words(direction)
+        ));
+        for step in steps {
+            let name = if step.limit == Cause::Clean { "the path" } else { step.limit.words() };
+            lines.push(format!("  {:<15} {name}", rate(step.rate_bps)));
+        }
+    }
+    lines.push(String::new());
+    lines.extend(path(report));
+    lines.extend(report.own.iter().map(|line| format!("note: {line}")));
+    lines
+}
+
+/// Returns a direction in words.
+pub fn words(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Forward => "to the agent",
+        Direction::Reverse => "from the agent",
+    }
+}
+
+/// Returns a purpose in words.
+pub fn purpose(purpose: Purpose) -> &'static str {
+    match purpose {
+        Purpose::Echoes => "round trips by port",
+        Purpose::Sizes => "sizes of packets that pass",
+        Purpose::Baseline => "one connection with the settings of the hosts",
+        Purpose::HalfReceiveBuffer => "the same with half the receive buffer",
+        Purpose::HalfSendBuffer => "the same with half the send buffer",
+        Purpose::LargeBuffers => "the same with large buffers",
+        Purpose::FourStreams => "four connections",
+        Purpose::OtherControl => "the same with another congestion control",
+        Purpose::Capacity => "rate that the path carries",
+        Purpose::Overload => "behaviour above that rate",
+        Purpose::SecondOverload => "behaviour above that rate, after a longer rest",
+        Purpose::LowRate => "loss without load",
+        Purpose::Refill => "refill of the bucket",
+        Purpose::Paced => "one connection below the rate of the policer",
+    }
+}
+
+fn head(report: &Report) -> Vec<String> {
+    let rtt = readable_time(std::time::Duration::from_secs_f64(report.path.rtt_s.max(0.0)));
+    vec![format!(
+        "{}: {} to the agent, {} from the agent, over {rtt}, one connection",
+        report.target,
+        rate(report.measured_bps),
+        rate(report.reverse_measured_bps)
+    )]
+}
+
+fn of_verdict(index: usize, verdict: &Verdict) -> Vec<String> {
+    let direction = words(verdict.direction);
+    if verdict.limit == Cause::Clean {
+        let evidence = verdict.evidence.first().map_or("", String::as_str);
+        return vec![format!("{}. {direction}: no trouble found", index + 1), format!("   {evidence}")];
+    }
+    let gain = match verdict.limits_to_bps {
+        Some(limit) => format!(": holds it to {}; {} without it", rate(limit), rate(verdict.predicted_bps)),
+        None => ": does not limit this connection now".to_owned(),
+    };
+    let mut lines = vec![format!("{}. {direction}: {}{gain}", index + 1, verdict.limit.words())];
+    lines.extend(verdict.evidence.iter().map(|text| format!("   - {text}")));
+    lines.push(format!("   fix: {}", verdict.remedy));
+    lines.push(format!("   confidence {:.0} %", verdict.confidence * 100.0));
+    lines
+}
+
+fn path(report: &Report) -> Vec<String> {
+    let mut lines = vec![format!("path to {}:", report.path.address)];
+    for direction in &report.path.directions {
+        let capacity = match direction.capacity_bps {
+            Some(bps) => format!("carries {}", rate(bps)),
+            None => format!("carries {} and more", rate(direction.at_least_bps)),
+        };
+        let mtu = direction.mtu.map_or_else(String::new, |mtu| format!(", packets up to {mtu} bytes pass"));
+        lines.push(format!(
+            "  {:<15} {capacity}; {} of {} packets lost without load{mtu}, segments of {} bytes",
+            words(direction.direction),
+            (direction.loss * direction.loss_packets as f64).round(),
+            direction.loss_packets,
+            direction.mss
+        ));
+    }
+    lines.push(format!(
+        "cost: {} in {:.0} s; kernels {} here and {} there",
+        sterna_proto::ByteCount(report.cost.bytes),
+        report.cost.time_s,
+        report.path.near_kernel,
+        report.path.far_kernel
+    ));
+    let failed = report.cost.parts.iter().filter_map(|part| part.failed.as_ref().map(|reason| (part.purpose, reason)));
+    lines.extend(failed.map(|(of, reason)| format!("without a result: {}: {reason}", purpose(of))));
+    lines
+}
+
+fn rate(bps: u64) -> String {
+    BitRate(bps).to_string()
+}

@@ -1,0 +1,59 @@
+//! Hosts: their processors, and the rate that the user has given.
+
+use sterna_proto::BitRate;
+
+use super::{Finding, percent, shown, time};
+use crate::facts::Facts;
+use crate::verdict::Cause;
+use crate::view::FlowView;
+
+/// Part of all processors of a host that are busy when they are the limit.
+const BUSY: f64 = 0.95;
+
+/// Part of late samples that shows a process without processor time.
+const LATE: f64 = 0.3;
+
+/// Returns the findings about hosts.
+pub(super) fn find(facts: &Facts<'_>, rate_max: BitRate) -> Vec<Finding> {
+    let Some(base) = &facts.base else { return Vec::new() };
+    let mut findings = Vec::new();
+    findings.extend(cpu(facts, base));
+    let given = rate_max.0 as f64;
+    let carried = facts.ceiling.is_some_and(|ceiling| !ceiling.is_reached()) && base.rate_bps > given * 0.85;
+    if carried {
+        let finding = Finding::new(Cause::RateCap, "give a higher --max-rate").sure(0.95).because(format!(
+            "one connection carries {}, and --max-rate is {}: the path would carry more",
+            shown(base.rate_bps),
+            shown(given)
+        ));
+        findings.push(finding.limits_to(base.rate_bps, true));
+    }
+    findings
+}
+
+fn cpu(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
+    let processors = |count: u32| f64::from(count.max(1));
+    let (sender, receiver) = (facts.sender(), facts.receiver());
+    let is_starved = |host: f64, count: u32, late: f64| host >= processors(count) * BUSY && late > 0.05 || late >= LATE;
+    let (at_sender, at_receiver) = (
+        is_starved(base.sender_host, sender.processors, base.sender_late),
+        is_starved(base.receiver_host, receiver.processors, base.receiver_late),
+    );
+    if !at_sender && !at_receiver {
+        return None;
+    }
+    let path = facts.path_bps().unwrap_or(f64::INFINITY);
+    let (place, busy, late) = if at_receiver && base.receiver_late > base.sender_late || !at_sender {
+        ("receiver", base.receiver_host, base.receiver_late)
+    } else {
+        ("sender", base.sender_host, base.sender_late)
+    };
+    let remedy = format!("end other programs at the {place}, raise its quota, or give it more processors");
+    let finding = Finding::new(Cause::Cpu, remedy).sure(0.7).because(format!(
+        "the {place} had no processor time when it was due in {} of the samples (longest pause {}); its host used {busy:.1} \
+         processors",
+        percent(late),
+        time(base.pause_s)
+    ));
+    Some(finding.limits_to(base.rate_bps, base.rate_bps < path * super::FULL))
+}

@@ -1,0 +1,198 @@
+//! Losses: at random, above a rate, by other traffic; and the return direction.
+
+use std::time::Duration;
+
+use sterna_proto::ByteCount;
+
+use super::{FULL, Finding, percent, shown, time};
+use crate::ceiling::Ceiling;
+use crate::evidence::Purpose;
+use crate::facts::Facts;
+use crate::response::{self, Control, PathFacts};
+use crate::verdict::Cause;
+use crate::view::FlowView;
+
+/// Smallest part of lost packets that is trouble. Reason: below it, CUBIC over 100 ms has more than 140 Mbit/s.
+const LOSS_MIN: f64 = 5e-5;
+
+/// Number of losses without load that cannot be chance events of a queue.
+const LOST_MIN: u64 = 3;
+
+/// Returns the findings about losses.
+pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
+    let Some(base) = &facts.base else { return Vec::new() };
+    let mut findings = Vec::new();
+    findings.extend(at_ceiling(facts, base));
+    findings.extend(ack_path(facts, base));
+    let has_policer = findings.iter().any(|finding| finding.cause == Cause::Policer);
+    findings.extend(random(facts, base, has_policer));
+    if findings.iter().all(|finding| !finding.binds) {
+        findings.extend(congestion(facts, base));
+    }
+    findings
+}
+
+/// Returns the finding of a policer or a shaper.
+fn at_ceiling(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
+    let path = facts.path_bps()?;
+    match facts.ceiling? {
+        Ceiling::Policer { bps, burst } => Some(policer(facts, base, bps, burst)),
+        Ceiling::Shaper { bps, peak_bps, burst } => {
+            let remedy = format!(
+                "send at {} or below, so that no queue builds (sterna copy --rate {}); ask the operator whether the rate is \
+                 intended",
+                shown(bps),
+                shown(bps * 0.97)
+            );
+            let mut finding = Finding::new(Cause::Shaper, remedy).sure(0.9).because(format!(
+                "{} passed at {} without delay, then packets were delayed and left at {}, and none was dropped before \
+                 the queue was full",
+                ByteCount(burst as u64),
+                shown(peak_bps),
+                shown(bps)
+            ));
+            finding.detail.rate_bps = Some(bps);
+            finding.detail.burst_bytes = Some(burst);
+            Some(finding.limits_to(path, base.rate_bps >= path * FULL))
+        }
+        Ceiling::AtLeast(_) | Ceiling::Link { .. } => None,
+    }
+}
+
+fn policer(facts: &Facts<'_>, base: &FlowView, bps: f64, burst: f64) -> Finding {
+    let path = facts.payload(bps);
+    let needed = bps / 8.0 * facts.rtt_s;
+    let remedy = format!(
+        "send at {} or below (sterna copy --rate {}), or ask the operator of the limiter for a burst of at least {} \
+         (rate times round trip), or for another rate",
+        shown(bps * 0.95),
+        shown(bps * 0.95),
+        ByteCount(needed as u64)
+    );
+    let mut finding = Finding::new(Cause::Policer, remedy).sure(0.85).because(format!(
+        "UDP above the rate: {} passed, the rest was dropped without delay; the bytes that passed are those of a token \
+         bucket of {} that fills at {}",
+        shown(bps),
+        ByteCount(burst as u64),
+        shown(bps)
+    ));
+    if let Some(second) = facts.evidence.train(Purpose::SecondOverload, facts.direction)
+        && let Some(Ceiling::Policer { burst, .. }) = Ceiling::of(second.0, second.1)
+    {
+        finding = finding.because(format!("after a longer rest, {} passed at once", ByteCount(burst as u64))).sure(0.9);
+    }
+    if let Some(paced) = facts.flow(Purpose::Paced) {
+        finding = finding.because(format!(
+            "one connection paced at 95 % of the rate: {}, {} of the packets lost",
+            shown(paced.rate_bps),
+            percent(paced.loss())
+        ));
+        finding.confidence = 0.95;
+    }
+    finding.detail.rate_bps = Some(bps);
+    finding.detail.burst_bytes = Some(burst);
+    // Whatever the congestion control makes of it: the policer is the ceiling, and a gain is what pacing gives.
+    finding.detail.reached_bps = Some(path * 0.95);
+    finding.limits_to(path, base.rate_bps < path * 1.1 && base.peer_window_share < 0.5 && base.send_buffer_share < 0.5)
+}
+
+/// Returns the finding of losses that do not depend on the rate.
+fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool) -> Option<Finding> {
+    let (lost, sent) = facts.lost_without_load();
+    let share = lost as f64 / sent.max(1) as f64;
+    let of_tcp = base.loss();
+    let by_udp = lost >= LOST_MIN && share >= LOSS_MIN;
+    // A connection that never fills the path and has no queue loses at random too.
+    let path = facts.path_bps().unwrap_or(f64::INFINITY);
+    let fills = base.rate_bps > path * 0.8 || base.queue_s() > (facts.rtt_s * 0.1).max(0.004);
+    let by_tcp = !has_policer
+        && !fills
+        && base.lost.saturating_sub(base.lost_in_ramp) >= LOST_MIN
+        && of_tcp >= LOSS_MIN
+        && base.window < base.peer_window * 0.8;
+    if !by_udp && !by_tcp {
+        return None;
+    }
+    let loss = if by_udp { share } else { of_tcp };
+    let control = if base.congestion == "bbr" { Control::Bbr } else { Control::Cubic };
+    let model = PathFacts { rtt: Duration::from_secs_f64(facts.rtt_s), mss: base.mss.max(1), loss };
+    let limit = response::of_loss(control, &model, sterna_proto::BitRate(facts.least_bps() as u64));
+    let remedy = "find the link that loses packets (optics, duplex, radio, a full counter of errors); until then, a \
+                  sender that does not yield to loss: sterna copy, or bbr; several connections for others";
+    let mut finding = Finding::new(Cause::RandomLoss, remedy).sure(0.7);
+    if by_udp {
+        finding = finding
+            .because(format!("{lost} of {sent} packets ({}) were lost far below the rate of the path", percent(share)));
+        finding.confidence = 0.9;
+    }
+    finding = finding.because(format!(
+        "the connection lost {} of its segments with a queue of {}; {} has {} by its response function at this loss",
+        percent(of_tcp),
+        time(base.queue_s()),
+        base.congestion,
+        if limit.is_finite() { shown(limit) } else { "any rate".to_owned() }
+    ));
+    if let Some(other) = facts.flow(Purpose::OtherControl) {
+        finding = finding.because(format!("the same with {}: {}", other.congestion, shown(other.rate_bps)));
+    }
+    finding.detail.packets = Some(loss);
+    let binds = base.rate_bps < path * FULL && base.peer_window_share < 0.5 && base.send_buffer_share < 0.5;
+    Some(finding.limits_to(limit, binds && !has_policer))
+}
+
+/// Returns the finding of a return direction that is too slow for acknowledgements.
+fn ack_path(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
+    let back = facts.return_ceiling.filter(|ceiling| ceiling.is_reached())?.bps();
+    // Acknowledgements per segment that the receiver would send if they all passed.
+    let ratio =
+        (base.acks_sent as f64 / base.segments.max(1) as f64).clamp(0.02, 1.0) * ACK_BYTES / (facts.mss() + ACK_BYTES);
+    let limit = back / ratio * facts.mss() / (facts.mss() + ACK_BYTES);
+    let top = facts.path_bps().unwrap_or_else(|| facts.least_bps());
+    if limit > top * 1.2 {
+        return None;
+    }
+    let queue = base.queue_s();
+    let binds = base.rate_bps < top * 0.9 && base.peer_window_share < 0.5 && base.send_buffer_share < 0.5;
+    let remedy = format!(
+        "ask for at least {} in the return direction, or for queues there that pass small packets first",
+        shown(top * ratio)
+    );
+    let finding = Finding::new(Cause::AckPath, remedy).sure(0.85).because(format!(
+        "the return direction carries {}, and the acknowledgements of {} need {}; {} of them were lost, and the round \
+         trip grew by {}",
+        shown(back),
+        shown(top),
+        shown(top * ratio),
+        percent(base.ack_loss()),
+        time(queue)
+    ));
+    Some(finding.limits_to(limit, binds))
+}
+
+/// Bytes of an acknowledgement: IPv4 and TCP with timestamps.
+const ACK_BYTES: f64 = 52.0;
+
+/// Returns the finding of traffic of others: the path carries more for packets that do not yield than for a connection
+/// that does, and its queue is full without us.
+fn congestion(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
+    let path = facts.path_bps()?;
+    let of_others = facts.queue_of_others_s();
+    let is_queued = of_others > (facts.rtt_s * 0.05).max(0.003);
+    let yields = base.rate_bps < path * FULL && base.peer_window_share < 0.5 && base.send_buffer_share < 0.5;
+    let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.003);
+    let has_lost_its_share = yields && has_queue && base.lost > 0;
+    if !has_lost_its_share && !is_queued {
+        return None;
+    }
+    let remedy = "the path is shared: more rate needs a larger share (several connections), another time of day, or \
+                  another path";
+    let finding = Finding::new(Cause::Congestion, remedy).sure(if is_queued { 0.8 } else { 0.6 }).because(format!(
+        "packets without congestion control reach {}, one connection {}: it yields to others; the queue was {} without \
+         our load, and {} with it",
+        shown(path),
+        shown(base.rate_bps),
+        time(of_others),
+        time(base.queue_s())
+    ));
+    Some(finding.limits_to(base.rate_bps, yields))
+}

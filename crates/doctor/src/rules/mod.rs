@@ -1,0 +1,258 @@
+//! Rules: from facts to verdicts. Pure: the same evidence gives the same verdicts.
+//!
+//! Each rule looks for one kind of limit in one direction and returns findings. A finding binds if it explains the rate
+//! of the baseline; others would bind at a higher rate, or are trouble without an effect on this connection. The order
+//! of the rates is the ladder, and the rate of the next step is the prediction for a fix.
+
+mod hosts;
+mod losses;
+mod path;
+mod windows;
+
+use sterna_proto::BitRate;
+
+use crate::evidence::{Direction, Evidence};
+use crate::facts::Facts;
+use crate::verdict::{Cause, RttMode, Step, Verdict};
+
+/// Result of the rules.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Diagnosis {
+    /// Verdicts, the most binding one first.
+    pub verdicts: Vec<Verdict>,
+    /// Limits and their rates, by direction, the lowest first.
+    pub ladder: Vec<Step>,
+}
+
+/// What a rule finds.
+#[derive(Clone, Debug, PartialEq)]
+struct Finding {
+    cause: Cause,
+    /// Payload rate to which it holds one connection, bit/s; `None`: no effect on the rate is known.
+    limits_to: Option<f64>,
+    /// It explains the rate of the baseline.
+    binds: bool,
+    confidence: f64,
+    evidence: Vec<String>,
+    remedy: String,
+    detail: Detail,
+}
+
+/// Numbers of a finding.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Detail {
+    rate_bps: Option<f64>,
+    burst_bytes: Option<f64>,
+    packets: Option<f64>,
+    modes: Vec<RttMode>,
+    /// Rate once the cause is gone, where an experiment or the remedy itself gives it.
+    reached_bps: Option<f64>,
+}
+
+impl Finding {
+    fn new(cause: Cause, remedy: impl Into<String>) -> Self {
+        Self {
+            cause,
+            limits_to: None,
+            binds: false,
+            confidence: 0.5,
+            evidence: Vec::new(),
+            remedy: remedy.into(),
+            detail: Detail::default(),
+        }
+    }
+
+    fn limits_to(mut self, bps: f64, binds: bool) -> Self {
+        self.limits_to = Some(bps);
+        self.binds = binds;
+        self
+    }
+
+    fn because(mut self, text: impl Into<String>) -> Self {
+        self.evidence.push(text.into());
+        self
+    }
+
+    fn sure(mut self, confidence: f64) -> Self {
+        self.confidence = confidence;
+        self
+    }
+}
+
+/// Returns the verdicts on both directions.
+pub fn diagnose(evidence: &Evidence, rate_max: BitRate) -> Diagnosis {
+    let mut diagnosis = Diagnosis::default();
+    let mut all = Vec::new();
+    for direction in Direction::ALL {
+        let facts = Facts::new(evidence, direction);
+        if facts.base.is_none() {
+            continue;
+        }
+        let findings = of_direction(&facts, rate_max);
+        diagnosis.ladder.extend(ladder(&facts, &findings));
+        all.extend(verdicts(&facts, findings));
+    }
+    // One thing that holds for both directions is one verdict: the first direction has it.
+    all.sort_by(|a: &Verdict, b| rank(b).total_cmp(&rank(a)));
+    let mut seen: Vec<Cause> = Vec::new();
+    all.retain(|verdict| {
+        let is_shared = matches!(verdict.limit, Cause::NoSack | Cause::NoTimestamps | Cause::RttModes);
+        let is_new = !is_shared || !seen.contains(&verdict.limit);
+        seen.push(verdict.limit);
+        is_new
+    });
+    let troubled: Vec<Direction> =
+        all.iter().filter(|verdict| verdict.limit != Cause::Clean).map(|verdict| verdict.direction).collect();
+    all.retain(|verdict| verdict.limit != Cause::Clean || !troubled.contains(&verdict.direction));
+    diagnosis.verdicts = all;
+    diagnosis
+}
+
+/// Returns the order of a verdict: what takes most comes first, then trouble without effect, then a clean path.
+fn rank(verdict: &Verdict) -> f64 {
+    let base = match (verdict.limit, verdict.limits_to_bps) {
+        (Cause::Clean, _) => 0.0,
+        (_, None) => 1.0,
+        (_, Some(_)) => 2.0,
+    };
+    base + verdict.share * 0.99
+}
+
+/// Returns the findings in one direction, the binding one first.
+fn of_direction(facts: &Facts<'_>, rate_max: BitRate) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = Vec::new();
+    findings.extend(windows::find(facts));
+    findings.extend(losses::find(facts));
+    findings.extend(path::find(facts));
+    findings.extend(hosts::find(facts, rate_max));
+    if let Some(ramp) = windows::slow_ramp(facts, &findings) {
+        findings.push(ramp);
+    }
+    let rate = facts.base.as_ref().map_or(0.0, |base| base.rate_bps);
+    let has_binding = findings.iter().any(|finding| finding.binds);
+    if !has_binding && facts.path_bps().is_some_and(|path| rate < path * FULL) {
+        // Something holds the connection that no rule names: the model says which limit is nearest.
+        let nearest = findings
+            .iter_mut()
+            .filter(|finding| finding.limits_to.is_some_and(|limit| limit < rate * NEAR))
+            .min_by(|a, b| a.limits_to.unwrap_or(0.0).total_cmp(&b.limits_to.unwrap_or(0.0)));
+        if let Some(nearest) = nearest {
+            nearest.binds = true;
+            nearest.confidence = nearest.confidence.min(0.5);
+        }
+    }
+    // What binds holds the connection to the rate that it has.
+    for finding in &mut findings {
+        let limit = finding.limits_to.unwrap_or(f64::INFINITY);
+        if finding.binds {
+            finding.limits_to = Some(limit.min(rate));
+        } else if limit.is_finite() {
+            finding.limits_to = Some(limit.max(rate));
+        }
+    }
+    findings.sort_by(|a, b| {
+        let key = |finding: &Finding| (!finding.binds, finding.limits_to.unwrap_or(f64::INFINITY));
+        key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1))
+    });
+    findings
+}
+
+/// Part of the rate of the path at which a connection fills it.
+pub(crate) const FULL: f64 = 0.85;
+
+/// Multiple of the rate up to which a limit is near.
+const NEAR: f64 = 1.5;
+
+/// Returns the limits in the order in which they bind.
+fn ladder(facts: &Facts<'_>, findings: &[Finding]) -> Vec<Step> {
+    let step = |limit, bps: f64| Step { limit, direction: facts.direction, rate_bps: bps as u64 };
+    let limits = findings.iter().filter(|finding| finding.detail.reached_bps.is_none() || finding.binds);
+    let mut steps: Vec<Step> =
+        limits.filter_map(|finding| finding.limits_to.map(|bps| step(finding.cause, bps))).collect();
+    steps.extend(windows::steps(facts, findings).into_iter().map(|(cause, bps)| step(cause, bps)));
+    steps.push(step(Cause::Clean, top(facts)));
+    steps.sort_by_key(|step| step.rate_bps);
+    let end = steps.iter().position(|step| step.limit == Cause::Clean).unwrap_or(steps.len());
+    steps.truncate(end + 1);
+    steps
+}
+
+/// Returns the payload rate of the path itself, or the highest rate seen.
+fn top(facts: &Facts<'_>) -> f64 {
+    facts.path_bps().unwrap_or_else(|| facts.least_bps())
+}
+
+fn verdicts(facts: &Facts<'_>, findings: Vec<Finding>) -> Vec<Verdict> {
+    let rate = facts.base.as_ref().map_or(0.0, |base| base.rate_bps);
+    let hidden = windows::steps(facts, &findings);
+    let mut verdicts: Vec<Verdict> = Vec::new();
+    for (index, finding) in findings.iter().enumerate() {
+        let others = findings.iter().enumerate().filter(|(other, _)| *other != index);
+        let others = others.filter_map(|(_, other)| other.limits_to.filter(|_| other.cause != finding.cause));
+        let next = others.chain(hidden.iter().filter(|(cause, _)| *cause != finding.cause).map(|(_, bps)| *bps));
+        let next = next.fold(top(facts), f64::min);
+        let reached = finding.detail.reached_bps.map_or(next, |reached| reached.min(next)).max(rate);
+        let predicted = if finding.binds { reached } else { rate };
+        verdicts.push(Verdict {
+            limit: finding.cause,
+            direction: facts.direction,
+            share: if finding.binds { (1.0 - rate / predicted.max(1.0)).clamp(0.0, 1.0) } else { 0.0 },
+            confidence: finding.confidence,
+            evidence: finding.evidence.clone(),
+            remedy: finding.remedy.clone(),
+            predicted_bps: predicted as u64,
+            limits_to_bps: finding.limits_to.filter(|_| finding.binds).map(|bps| bps as u64),
+            rate_bps: finding.detail.rate_bps.map(|bps| bps as u64),
+            burst_bytes: finding.detail.burst_bytes.map(|bytes| bytes as u64),
+            packets: finding.detail.packets,
+            modes: finding.detail.modes.clone(),
+        });
+    }
+    if verdicts.is_empty() {
+        verdicts.push(clean(facts, rate));
+    }
+    verdicts
+}
+
+fn clean(facts: &Facts<'_>, rate: f64) -> Verdict {
+    let path = match facts.path_bps() {
+        Some(path) => format!("one connection carries {} of the {} of the path", shown(rate), shown(path)),
+        None => {
+            format!("one connection carries {}; the path carries {} and more", shown(rate), shown(facts.least_bps()))
+        }
+    };
+    let filled = facts.path_bps().is_some_and(|path| rate >= path * FULL);
+    Verdict {
+        limit: Cause::Clean,
+        direction: facts.direction,
+        share: 0.0,
+        confidence: if filled { 0.95 } else { 0.4 },
+        evidence: vec![path],
+        remedy: "nothing: the path itself is the limit".to_owned(),
+        predicted_bps: rate as u64,
+        limits_to_bps: None,
+        rate_bps: facts.ceiling.map(|ceiling| ceiling.bps() as u64),
+        burst_bytes: None,
+        packets: None,
+        modes: Vec::new(),
+    }
+}
+
+/// Returns a rate for people.
+fn shown(bps: f64) -> String {
+    BitRate(bps as u64).to_string()
+}
+
+/// Returns a part for people, in per cent.
+fn percent(part: f64) -> String {
+    match part * 100.0 {
+        whole if whole >= 10.0 => format!("{whole:.0} %"),
+        some if some >= 0.1 => format!("{some:.1} %"),
+        few => format!("{few:.3} %"),
+    }
+}
+
+/// Returns a time for people.
+fn time(seconds: f64) -> String {
+    sterna_proto::quantity::readable_time(std::time::Duration::from_secs_f64(seconds.max(0.0)))
+}

@@ -1,0 +1,80 @@
+//! Examination of a path: runs the experiments that the decisions ask for, one after the other.
+//!
+//! The only part of the crate that touches the network, and only through measurements of the engine. Bounded in time
+//! and rate.
+
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use sterna_net::engine::Cancel;
+use sterna_net::measure::{Measurement, host_facts};
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
+
+use crate::evidence::{Evidence, Experiment, Outcome, Record};
+use crate::steps::{Bounds, Next, next};
+
+/// Runs an examination. `before` is called with each experiment before it runs.
+///
+/// An experiment that fails is part of the evidence. Errors: the connection that controls the measurements is lost;
+/// `Cancelled`.
+pub fn examine(
+    measurement: &mut Measurement,
+    bounds: &Bounds,
+    cancel: &Cancel,
+    mut before: impl FnMut(&Evidence, &Next),
+) -> Result<Evidence, Error> {
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let mut evidence = Evidence {
+        near: host_facts(),
+        far: measurement.far_host().clone(),
+        connect_us: micros(measurement.connect_time()),
+        records: Vec::new(),
+    };
+    let start = Instant::now();
+    while let Some(next) = next(&evidence, bounds) {
+        before(&evidence, &next);
+        if cancel.is_cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped by the user"));
+        }
+        let began = start.elapsed();
+        let outcome = match perform(measurement, &next.experiment, cancel) {
+            Ok(outcome) => outcome,
+            Err(error) if is_final(&error) => return Err(error),
+            Err(error) => Outcome::Failed(error.chain()),
+        };
+        evidence.records.push(Record {
+            purpose: next.purpose,
+            direction: next.direction,
+            start_ms: millis(began),
+            time_ms: millis(start.elapsed().saturating_sub(began)),
+            experiment: next.experiment,
+            outcome,
+        });
+    }
+    Ok(evidence)
+}
+
+fn perform(measurement: &mut Measurement, experiment: &Experiment, cancel: &Cancel) -> Result<Outcome, Error> {
+    Ok(match experiment {
+        Experiment::Echo { spec } => Outcome::Echo(measurement.echo(spec)?),
+        Experiment::Flow { spec } => Outcome::Flow(measurement.flow(spec)?),
+        Experiment::Train { spec, rest_ms } => {
+            rest(Duration::from_millis(*rest_ms), cancel);
+            Outcome::Train(measurement.train(spec)?)
+        }
+    })
+}
+
+/// Returns true if no further experiment can run.
+fn is_final(error: &Error) -> bool {
+    matches!(error.kind, ErrorKind::Busy | ErrorKind::Untrusted)
+}
+
+/// Waits, until the cancellation at most.
+fn rest(time: Duration, cancel: &Cancel) {
+    let (cancelled, wait) = channel::<()>();
+    let _cancel = cancel.on_cancel(move || drop(cancelled));
+    // Ends by the time, or by the drop of the sender.
+    let _ = wait.recv_timeout(time);
+}

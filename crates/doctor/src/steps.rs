@@ -1,0 +1,261 @@
+//! The next experiment of an examination: a decision from what was observed so far.
+//!
+//! Each direction begins with what programs do, one connection with the settings of both hosts. Packets without
+//! congestion control then show what the path carries and how it fails above that. The rest is proof: the same
+//! connection with one thing changed, for the limits that the evidence suggests, as far as the time allows.
+
+use std::time::Duration;
+
+use sterna_net::measure::{EchoSpec, FlowSpec, SocketSettings, TrainSpec};
+use sterna_proto::BitRate;
+
+use crate::ceiling::Ceiling;
+use crate::evidence::{Direction, Evidence, Experiment, Purpose, buffers};
+use crate::facts::Facts;
+use crate::view::FlowView;
+
+/// Bounds of an examination.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Time for all experiments.
+    pub time: Duration,
+    /// Highest rate of all packets together.
+    pub rate_max: BitRate,
+}
+
+/// Experiment that is to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Next {
+    /// Question.
+    pub purpose: Purpose,
+    /// Direction.
+    pub direction: Direction,
+    /// How it is asked.
+    pub experiment: Experiment,
+}
+
+/// Returns the default time of an examination over a path.
+///
+/// Reason: 60 s up to 200 ms of round trip, and 120 s at 660 ms.
+pub fn default_time(rtt: Duration) -> Duration {
+    let above = rtt.saturating_sub(Duration::from_millis(200)).as_secs_f64();
+    Duration::from_secs_f64((60.0 + above * 60.0 / 0.46).min(180.0))
+}
+
+/// Returns the next experiment; `None`: the examination is complete, or its time is used up.
+pub fn next(evidence: &Evidence, bounds: &Bounds) -> Option<Next> {
+    if !evidence.has(Purpose::Echoes, Direction::Forward) {
+        let spec = EchoSpec { ports: ECHO_PORTS, per_port: ECHO_COUNT, interval_us: 2000, packet_bytes: 128 };
+        return Some(Next {
+            purpose: Purpose::Echoes,
+            direction: Direction::Forward,
+            experiment: Experiment::Echo { spec },
+        });
+    }
+    let used = evidence.records.last().map_or(0, |record| record.start_ms + record.time_ms);
+    Direction::ALL.into_iter().find_map(|direction| {
+        let share = if direction == Direction::Forward { 0.5 } else { 1.0 };
+        let left_s = bounds.time.as_secs_f64() * share - used as f64 / 1e3;
+        let facts = Facts::new(evidence, direction);
+        let question = Question { facts: &facts, bounds, left_s };
+        question.next()
+    })
+}
+
+/// Ports of the echoes. Reason: of 128 paths, this many flows see a third; of two paths, each is seen.
+const ECHO_PORTS: u32 = 64;
+
+/// Echoes of each port.
+const ECHO_COUNT: u32 = 8;
+
+/// Sizes of packets that the sweep sends: those of tunnels, of Ethernet and of jumbo frames.
+const SIZES: [u32; 16] =
+    [576, 1006, 1280, 1300, 1350, 1400, 1420, 1440, 1460, 1480, 1492, 1500, 2000, 4352, 8000, 9000];
+
+/// Packets of each size.
+const PER_SIZE: u32 = 6;
+
+/// Lowest rate of a train that searches the rate of a path, bit/s.
+const SEARCH_MIN: f64 = 4e6;
+
+/// Highest rate of a train, bit/s. Reason: one processor sends and one receives it.
+const SEARCH_MAX: f64 = 2e9;
+
+/// Factor from one search to the next.
+const SEARCH_FACTOR: f64 = 4.0;
+
+/// Number of searches.
+const SEARCHES_MAX: usize = 5;
+
+/// Rate of the long train, as a multiple of the rate of the path.
+const OVERLOAD: f64 = 1.6;
+
+/// Rest before a long train: queues drain, and buckets fill.
+const REST_MS: u64 = 1500;
+
+/// Time that the agent waits for late packets.
+const LATE_S: f64 = 1.0;
+
+/// Next question in one direction.
+struct Question<'a> {
+    facts: &'a Facts<'a>,
+    bounds: &'a Bounds,
+    left_s: f64,
+}
+
+impl Question<'_> {
+    fn next(&self) -> Option<Next> {
+        let asked = |purpose| self.facts.evidence.has(purpose, self.facts.direction);
+        if !asked(Purpose::Baseline) {
+            return self.flow(Purpose::Baseline, 1, SocketSettings::default(), SocketSettings::default());
+        }
+        let base = self.facts.base.as_ref()?;
+        if let Some(search) = self.search(base) {
+            return Some(search);
+        }
+        if !asked(Purpose::Overload)
+            && let Some(ceiling) = self.facts.ceiling.filter(|ceiling| ceiling.is_reached())
+        {
+            return self.overload(Purpose::Overload, ceiling.bps() * OVERLOAD, REST_MS);
+        }
+        if !asked(Purpose::Sizes) {
+            return self.sizes();
+        }
+        self.proof(base)
+    }
+
+    /// Returns the experiment that changes one thing.
+    fn proof(&self, base: &FlowView) -> Option<Next> {
+        let asked = |purpose| self.facts.evidence.has(purpose, self.facts.direction);
+        let default = SocketSettings::default;
+        let is_windowed = base.peer_window_share > 0.2 || base.in_flight > base.peer_window * 0.8;
+        let is_buffered = base.send_buffer_share > 0.2 || base.in_flight > base.send_buffer as f64 * 0.75;
+        let reaches = self.facts.path_bps().is_some_and(|path| base.rate_bps > path * 0.9);
+        if (is_windowed || is_buffered) && !reaches {
+            if !asked(Purpose::LargeBuffers) {
+                let large = self.large_buffer();
+                return self.flow(Purpose::LargeBuffers, 1, buffers(None, Some(large)), buffers(Some(large), None));
+            }
+            if is_windowed && !asked(Purpose::HalfReceiveBuffer) {
+                let half = buffers(Some(base.receive_buffer / 2), None);
+                return self.flow(Purpose::HalfReceiveBuffer, 1, default(), half);
+            }
+            if is_buffered && !asked(Purpose::HalfSendBuffer) {
+                let half = buffers(None, Some(base.send_buffer / 2));
+                return self.flow(Purpose::HalfSendBuffer, 1, half, default());
+            }
+        }
+        let loses = base.lost.saturating_sub(base.lost_in_ramp) > 2 || base.lost > 20;
+        if (loses || !reaches) && !asked(Purpose::LowRate) {
+            return self.low_rate(base);
+        }
+        if let Some(Ceiling::Policer { bps, burst }) = self.facts.ceiling {
+            if !asked(Purpose::SecondOverload) && burst > bps / 8.0 * REST_MS as f64 / 1e3 * 0.8 {
+                return self.overload(Purpose::SecondOverload, bps * OVERLOAD, REST_MS * 4);
+            }
+            if !asked(Purpose::Paced) {
+                let paced = SocketSettings { pacing_bps: Some((bps * 0.95) as u64), ..default() };
+                return self.flow(Purpose::Paced, 1, paced, default());
+            }
+        }
+        if !reaches && !asked(Purpose::OtherControl) {
+            let control = self.other_control(base)?;
+            let large = self.large_buffer();
+            let sender = SocketSettings { congestion: Some(control), ..buffers(None, Some(large)) };
+            return self.flow(Purpose::OtherControl, 1, sender, buffers(Some(large), None));
+        }
+        if !reaches && !asked(Purpose::FourStreams) {
+            return self.flow(Purpose::FourStreams, 4, default(), default());
+        }
+        None
+    }
+
+    /// Returns a train that searches the rate of the path: above the rate of the baseline, then faster.
+    fn search(&self, base: &FlowView) -> Option<Next> {
+        let trains: Vec<_> = self.facts.evidence.trains(Purpose::Capacity, self.facts.direction).collect();
+        let failed = self.facts.evidence.has(Purpose::Capacity, self.facts.direction) && trains.is_empty();
+        if failed || trains.len() >= SEARCHES_MAX || self.facts.ceiling.is_some_and(Ceiling::is_reached) {
+            return None;
+        }
+        let most = SEARCH_MAX.min(self.bounds.rate_max.0 as f64);
+        let rate = match trains.last() {
+            None => (base.rate_bps * 3.0).max(SEARCH_MIN),
+            Some((spec, train)) if train.behind || spec.rate_bps as f64 >= most * 0.99 => return None,
+            Some((spec, _)) => spec.rate_bps as f64 * SEARCH_FACTOR,
+        };
+        self.train(Purpose::Capacity, rate.min(most), 400, vec![self.packet()], 0)
+    }
+
+    fn overload(&self, purpose: Purpose, bps: f64, rest_ms: u64) -> Option<Next> {
+        let most = SEARCH_MAX.min(self.bounds.rate_max.0 as f64);
+        // Long enough that a queue of a round trip fills.
+        let time = (self.facts.rtt_s / (OVERLOAD - 1.0) * 1.5 + 1.0).clamp(2.0, 4.0);
+        self.train(purpose, bps.min(most), (time * 1e3) as u64, vec![self.packet()], rest_ms)
+    }
+
+    fn low_rate(&self, base: &FlowView) -> Option<Next> {
+        let ceiling = self.facts.ceiling.map_or(base.rate_bps * 4.0, Ceiling::bps);
+        // A twentieth of the rate of the path, in packets that make many of it.
+        let rate = (ceiling / 20.0).clamp(2e5, 8e6);
+        self.train(Purpose::LowRate, rate, 2500, vec![LOW_RATE_PACKET], 300)
+    }
+
+    fn sizes(&self) -> Option<Next> {
+        let rate = self.facts.ceiling.map_or(1e6, Ceiling::bps).min(self.bounds.rate_max.0 as f64) / 4.0;
+        let bits: u32 = SIZES.iter().sum::<u32>() * 8 * PER_SIZE;
+        let rate = rate.clamp(2e5, 2e7);
+        let time_ms = (f64::from(bits) / rate * 1e3) as u64;
+        self.train(Purpose::Sizes, rate, time_ms.max(1), SIZES.to_vec(), 200)
+    }
+
+    fn train(&self, purpose: Purpose, rate: f64, time_ms: u64, packet_bytes: Vec<u32>, rest_ms: u64) -> Option<Next> {
+        let cost = (time_ms + rest_ms) as f64 / 1e3 + LATE_S + self.facts.rtt_s * 4.0;
+        let direction = self.facts.direction;
+        let spec = TrainSpec { direction: direction.of_data(), rate_bps: rate as u64, time_ms, packet_bytes, ports: 1 };
+        (cost < self.left_s).then_some(Next { purpose, direction, experiment: Experiment::Train { spec, rest_ms } })
+    }
+
+    fn flow(&self, purpose: Purpose, streams: u32, sender: SocketSettings, receiver: SocketSettings) -> Option<Next> {
+        let rtt = self.facts.rtt_s;
+        let time = match purpose {
+            Purpose::Baseline => (rtt * 14.0 + 3.0).clamp(4.0, 14.0),
+            _ => (rtt * 12.0 + 2.0).clamp(3.0, 10.0),
+        };
+        if time + rtt * 6.0 > self.left_s {
+            return None;
+        }
+        let direction = self.facts.direction;
+        let cap = self.bounds.rate_max.0 / u64::from(streams);
+        let pacing_bps = Some(sender.pacing_bps.map_or(cap, |given| given.min(cap)));
+        let spec = FlowSpec {
+            direction: direction.of_data(),
+            streams,
+            time_ms: (time * 1e3) as u64,
+            bytes_max: u64::MAX,
+            sender: SocketSettings { pacing_bps, ..sender },
+            receiver,
+        };
+        Some(Next { purpose, direction, experiment: Experiment::Flow { spec } })
+    }
+
+    /// Returns a buffer for twice the data of the path, bookkeeping included.
+    fn large_buffer(&self) -> u64 {
+        let data = self.facts.least_bps().max(1e6) / 8.0 * self.facts.rtt_s;
+        (data * 4.0).clamp(1e6, 1e9) as u64
+    }
+
+    /// Returns the size of an IP packet of a train. Reason: the largest one that a segment of the baseline shows to pass.
+    fn packet(&self) -> u32 {
+        (self.facts.mss() + 52.0).clamp(576.0, 1500.0) as u32
+    }
+
+    /// Returns a congestion control of the other kind that the sender may use.
+    fn other_control(&self, base: &FlowView) -> Option<String> {
+        let known = self.facts.sender().settings.get("ipv4.tcp_available_congestion_control");
+        let other = if base.congestion == "bbr" { "cubic" } else { "bbr" };
+        known.is_some_and(|known| known.split(' ').any(|name| name == other)).then(|| other.to_owned())
+    }
+}
+
+/// Size of the IP packets of a train at a low rate.
+const LOW_RATE_PACKET: u32 = 160;

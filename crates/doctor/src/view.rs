@@ -1,0 +1,271 @@
+//! View of a flow: rates, shares of time, windows and losses, from the samples of both ends.
+
+use sterna_net::measure::{FlowPair, FlowSample, SAMPLE_EVERY, StreamReport};
+
+/// Part of a flow that counts as its steady state, from its end. Reason: slow start fills the first half on long paths.
+const STEADY: f64 = 0.5;
+
+/// Part of the steady rate at which the ramp has ended.
+const RAMP_ENDS: f64 = 0.8;
+
+/// Interval of the rate series, microseconds. Reason: four samples of a stream.
+pub const SERIES_EVERY_US: u64 = 200_000;
+
+/// What a flow shows. Rates are payload in bit/s, sizes bytes, times seconds, shares parts from 0 to 1.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FlowView {
+    /// Rate of delivery in the second half of the flow.
+    pub rate_bps: f64,
+    /// Rate of delivery by time: 200 ms each.
+    pub series_bps: Vec<f64>,
+    /// Time until the rate had 80 % of its steady value.
+    pub ramp_s: f64,
+    /// Rate of the last quarter, as a multiple of the quarter before it.
+    pub growth: f64,
+    /// Share of the steady time in which the window of the receiver was the limit.
+    pub peer_window_share: f64,
+    /// Share of the steady time in which the send buffer was the limit.
+    pub send_buffer_share: f64,
+    /// Share of the steady time in which the sender had data to send.
+    pub busy_share: f64,
+    /// Smallest round trip.
+    pub rtt_min_s: f64,
+    /// Median of the round trip in the steady time.
+    pub rtt_s: f64,
+    /// Segments with data, with those sent again.
+    pub segments: u64,
+    /// Segments with data that did not arrive.
+    pub lost: u64,
+    /// Segments sent again without need.
+    pub spurious: u64,
+    /// Segments lost before the end of the ramp: slow start overshoots.
+    pub lost_in_ramp: u64,
+    /// Segments of the receiver (acknowledgements), and those that arrived.
+    pub acks_sent: u64,
+    /// Acknowledgements that arrived.
+    pub acks_received: u64,
+    /// Segments that arrived out of order.
+    pub out_of_order: u64,
+    /// Events of reordering that the sender detected.
+    pub reordered: u64,
+    /// Median of the data in flight in the steady time, all streams.
+    pub in_flight: f64,
+    /// Median of the congestion window, all streams.
+    pub window: f64,
+    /// Largest window that the receiver announced, all streams.
+    pub peer_window: f64,
+    /// Largest receive buffer of a stream.
+    pub receive_buffer: u64,
+    /// Median of unread data in the receive buffer, as part of the buffer.
+    pub unread: f64,
+    /// Largest send buffer of a stream.
+    pub send_buffer: u64,
+    /// Payload of a full segment.
+    pub mss: u32,
+    /// Congestion control of the sender.
+    pub congestion: String,
+    /// Selective acknowledgements are in use.
+    pub sack: bool,
+    /// Timestamps are in use.
+    pub timestamps: bool,
+    /// Window scaling is in use.
+    pub window_scaling: bool,
+    /// Shift count of the receiver's windows.
+    pub scale: u8,
+    /// Number of streams.
+    pub streams: usize,
+    /// Processor time of the sender's process, in processors.
+    pub sender_cpu: f64,
+    /// Processor time of the receiver's process, in processors.
+    pub receiver_cpu: f64,
+    /// Processor time of the sender's host, in processors.
+    pub sender_host: f64,
+    /// Processor time of the receiver's host, in processors.
+    pub receiver_host: f64,
+    /// Part of the sender's samples that were late.
+    pub sender_late: f64,
+    /// Part of the receiver's samples that were late.
+    pub receiver_late: f64,
+    /// Longest pause of either end.
+    pub pause_s: f64,
+    /// Errors of streams.
+    pub errors: Vec<String>,
+}
+
+impl FlowView {
+    /// Returns the view of a flow that should last `time_s`.
+    pub fn new(pair: &FlowPair, time_s: f64) -> Self {
+        let end = end_of(pair, time_s);
+        let from = end * (1.0 - STEADY);
+        let received = |at: f64| -> f64 { sum(&pair.receiver.streams, |stream| at_time(stream, at, |s| s.received)) };
+        let mss = pair.sender.streams.first().map_or(0.0, |stream| f64::from(stream.mss));
+        // Data behind a hole counts as received when the hole is repaired, and then all at once. The sender knows what
+        // arrived from selective acknowledgements.
+        let delivered =
+            |at: f64| -> f64 { sum(&pair.sender.streams, |stream| at_time(stream, at, |s| s.delivered)) * mss };
+        let counts = |at: f64| if delivered(end) > 0.0 { delivered(at) } else { received(at) };
+        let rate = |from: f64, to: f64| (counts(to) - counts(from)) * 8.0 / (to - from).max(1e-3);
+        let steady = rate(from, end);
+        let series: Vec<f64> = rates(end, &counts);
+        let ramp_s = ramp(&series, steady);
+        let senders = &pair.sender.streams;
+        let share = |of: fn(&FlowSample) -> u64| {
+            let each = |stream: &StreamReport| (at_time(stream, end, of) - at_time(stream, from, of)) / 1e6;
+            sum(senders, each) / (end - from).max(1e-3) / senders.len().max(1) as f64
+        };
+        let last = |streams: &[StreamReport], of: fn(&FlowSample) -> u64| -> u64 {
+            streams.iter().filter_map(|stream| stream.samples.last()).map(of).sum()
+        };
+        let steady_median = |stream: &StreamReport, of: &dyn Fn(&FlowSample) -> f64| {
+            let in_time = |sample: &&FlowSample| (from..=end).contains(&seconds(sample.at_us));
+            median(stream.samples.iter().filter(in_time).map(of).collect())
+        };
+        let receivers = &pair.receiver.streams;
+        let largest = |streams: &[StreamReport], of: fn(&FlowSample) -> u64| {
+            streams.iter().flat_map(|stream| &stream.samples).map(of).max().unwrap_or(0)
+        };
+        let of_first = senders.first().cloned().unwrap_or_default();
+        let cpu = |used: u64, time: u64| used as f64 / time.max(1) as f64;
+        let quarter = end / 4.0;
+        let (segments, arrived) = (last(senders, |s| s.data_segments_out), last(receivers, |s| s.data_segments_in));
+        Self {
+            rate_bps: steady,
+            growth: rate(end - quarter, end) / rate(end - 2.0 * quarter, end - quarter).max(1.0),
+            series_bps: series,
+            ramp_s,
+            peer_window_share: share(|s| s.peer_window_limited_us),
+            send_buffer_share: share(|s| s.send_buffer_limited_us),
+            busy_share: share(|s| s.busy_us),
+            rtt_min_s: least(senders, |s| s.rtt_min_us) / 1e6,
+            rtt_s: median(senders.iter().map(|stream| steady_median(stream, &|s| s.rtt_us as f64)).collect()) / 1e6,
+            segments,
+            lost: lost_of(pair, segments, arrived),
+            spurious: last(senders, |s| s.duplicates),
+            lost_in_ramp: sum(senders, |stream| at_time(stream, ramp_s + 0.5, |s| s.resent)) as u64,
+            acks_sent: last(receivers, |s| s.segments_out),
+            acks_received: last(senders, |s| s.segments_in),
+            out_of_order: last(receivers, |s| s.out_of_order),
+            reordered: last(senders, |s| s.reordered),
+            in_flight: sum(senders, |stream| steady_median(stream, &|s| s.in_flight as f64)),
+            window: sum(senders, |stream| steady_median(stream, &|s| s.window as f64)),
+            peer_window: sum(senders, |stream| stream.samples.iter().map(|s| s.peer_window).max().unwrap_or(0) as f64),
+            receive_buffer: largest(receivers, |s| s.receive_buffer),
+            unread: median(
+                receivers
+                    .iter()
+                    .map(|stream| steady_median(stream, &|s| s.unread as f64 / (s.receive_buffer as f64).max(1.0)))
+                    .collect(),
+            ),
+            send_buffer: largest(senders, |s| s.send_buffer),
+            mss: of_first.mss,
+            congestion: of_first.congestion,
+            sack: of_first.sack,
+            timestamps: of_first.timestamps,
+            window_scaling: of_first.window_scaling,
+            scale: of_first.peer_scale,
+            streams: senders.len(),
+            sender_cpu: cpu(pair.sender.cpu_us, pair.sender.time_us),
+            receiver_cpu: cpu(pair.receiver.cpu_us, pair.receiver.time_us),
+            sender_host: cpu(pair.sender.host_busy_us, pair.sender.time_us),
+            receiver_host: cpu(pair.receiver.host_busy_us, pair.receiver.time_us),
+            sender_late: late(senders),
+            receiver_late: late(receivers),
+            pause_s: pair.sender.pause_us.max(pair.receiver.pause_us) as f64 / 1e6,
+            errors: senders.iter().chain(receivers).filter_map(|stream| stream.error.clone()).collect(),
+        }
+    }
+
+    /// Returns the part of the segments that were lost.
+    pub fn loss(&self) -> f64 {
+        self.lost as f64 / self.segments.max(1) as f64
+    }
+
+    /// Returns the part of the acknowledgements that were lost.
+    pub fn ack_loss(&self) -> f64 {
+        self.acks_sent.saturating_sub(self.acks_received) as f64 / self.acks_sent.max(1) as f64
+    }
+
+    /// Returns the delay of queues in the steady time.
+    pub fn queue_s(&self) -> f64 {
+        (self.rtt_s - self.rtt_min_s).max(0.0)
+    }
+}
+
+/// Returns the end of a flow in seconds: its time, or the last arrival if its bytes were used up earlier.
+fn end_of(pair: &FlowPair, time_s: f64) -> f64 {
+    let last = pair.receiver.streams.iter().filter_map(|stream| stream.samples.last()).map(|s| seconds(s.at_us));
+    let last = last.fold(0.0, f64::max);
+    let all = |at: f64| sum(&pair.receiver.streams, |stream| at_time(stream, at, |s| s.received));
+    let total = all(last);
+    let complete = pair.receiver.streams.iter().flat_map(|stream| &stream.samples).map(|s| seconds(s.at_us));
+    let arrived = complete.filter(|at| all(*at) >= total).fold(last, f64::min);
+    if arrived < time_s * 0.9 { arrived.max(0.05) } else { time_s.min(last).max(0.05) }
+}
+
+/// Returns the part of the samples that were late by more than half their interval: the process had no processor.
+fn late(streams: &[StreamReport]) -> f64 {
+    let Some(stream) = streams.first() else { return 0.0 };
+    let due = u64::try_from(SAMPLE_EVERY.as_micros()).unwrap_or(u64::MAX);
+    let gaps = stream.samples.windows(2).map(|pair| pair[1].at_us.saturating_sub(pair[0].at_us));
+    let (late, all) = gaps.fold((0.0, 0.0), |(late, all), gap| {
+        // A long gap stands for the samples that it left out.
+        let missed = (gap / due).max(1) as f64;
+        (late + if gap > due + due / 2 { missed } else { 0.0 }, all + missed)
+    });
+    late / f64::max(all, 1.0)
+}
+
+/// Returns the segments that did not arrive. The counters of the ends differ if data was in flight at the end, so the
+/// segments sent again bound the number; and if a network card merges segments, they are all that is known.
+fn lost_of(pair: &FlowPair, segments: u64, arrived: u64) -> u64 {
+    let resent: u64 = pair.sender.streams.iter().filter_map(|s| s.samples.last()).map(|s| s.resent).sum();
+    let spurious: u64 = pair.sender.streams.iter().filter_map(|s| s.samples.last()).map(|s| s.duplicates).sum();
+    let missing = segments.saturating_sub(arrived);
+    missing.min(resent.saturating_sub(spurious.min(resent)))
+}
+
+/// Returns the rates of intervals of 200 ms until `end`.
+fn rates(end: f64, counts: &dyn Fn(f64) -> f64) -> Vec<f64> {
+    let every = SERIES_EVERY_US as f64 / 1e6;
+    let count = (end / every) as usize;
+    (0..count).map(|index| (counts((index + 1) as f64 * every) - counts(index as f64 * every)) * 8.0 / every).collect()
+}
+
+/// Returns the time at which the rate first had most of its steady value.
+fn ramp(series: &[f64], steady: f64) -> f64 {
+    let every = SERIES_EVERY_US as f64 / 1e6;
+    let index = series.iter().position(|rate| *rate >= steady * RAMP_ENDS).unwrap_or(series.len());
+    index as f64 * every
+}
+
+/// Returns a counter at a time in seconds, between two samples by interpolation.
+fn at_time(stream: &StreamReport, at: f64, of: fn(&FlowSample) -> u64) -> f64 {
+    let index = stream.samples.partition_point(|sample| seconds(sample.at_us) < at);
+    let after = stream.samples.get(index).or(stream.samples.last());
+    let Some(after) = after else { return 0.0 };
+    let Some(before) = index.checked_sub(1).and_then(|index| stream.samples.get(index)) else {
+        return of(after) as f64;
+    };
+    let length = seconds(after.at_us) - seconds(before.at_us);
+    let part = if length > 0.0 { ((at - seconds(before.at_us)) / length).clamp(0.0, 1.0) } else { 1.0 };
+    of(before) as f64 + (of(after) as f64 - of(before) as f64) * part
+}
+
+fn sum(streams: &[StreamReport], of: impl Fn(&StreamReport) -> f64) -> f64 {
+    streams.iter().map(of).sum()
+}
+
+fn least(streams: &[StreamReport], of: fn(&FlowSample) -> u64) -> f64 {
+    let values = streams.iter().filter_map(|stream| stream.samples.last()).map(of).filter(|value| *value > 0);
+    values.min().unwrap_or(0) as f64
+}
+
+fn seconds(micros: u64) -> f64 {
+    micros as f64 / 1e6
+}
+
+/// Returns the middle of the values; 0 without values.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
