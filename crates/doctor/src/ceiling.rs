@@ -9,7 +9,8 @@ use sterna_net::measure::{TrainBin, TrainReport, TrainSpec};
 
 use crate::view::median;
 
-/// Part of the rate of a train below which it was too fast for the path. Reason: a bin of 10 ms of sending may end late.
+/// Part of the rate of a train below which it was too fast for the path. Reason: a bin of 10 ms of sending may end
+/// late.
 const SATURATED: f64 = 0.96;
 
 /// Rise of the delay that shows a queue, microseconds. Reason: pauses of a busy host delay single bins, not their
@@ -22,7 +23,7 @@ const SHAPED_BURST_MIN: f64 = 40_000.0;
 /// Shortest burst of a shaper, seconds. Reason: three bins.
 const SHAPED_TIME_MIN: f64 = 0.03;
 
-/// What the path does above its rate. Rates count whole IP packets, bit/s.
+/// Behaviour of a path above its rate. Rates count whole IP packets, bit/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ceiling {
     /// The train passed: the path carries at least this rate.

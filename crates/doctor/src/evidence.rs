@@ -89,17 +89,17 @@ pub enum Purpose {
 pub enum Experiment {
     /// Echoes in both directions.
     Echo {
-        /// What is sent.
+        /// Specification.
         spec: EchoSpec,
     },
     /// Flow over TCP.
     Flow {
-        /// What is sent.
+        /// Specification.
         spec: FlowSpec,
     },
     /// Train of UDP packets.
     Train {
-        /// What is sent.
+        /// Specification.
         spec: TrainSpec,
         /// Rest before it, in which queues drain and buckets fill, milliseconds.
         rest_ms: u64,
@@ -133,7 +133,7 @@ pub struct Record {
     pub time_ms: u64,
     /// How it was asked.
     pub experiment: Experiment,
-    /// What came back.
+    /// Result.
     pub outcome: Outcome,
 }
 

@@ -244,7 +244,7 @@ impl Question<'_> {
         (data * 4.0).clamp(1e6, 1e9) as u64
     }
 
-    /// Returns the size of an IP packet of a train. Reason: the largest one that a segment of the baseline shows to pass.
+    /// Returns the size of an IP packet of a train. Reason: segments of the baseline show that it passes.
     fn packet(&self) -> u32 {
         (self.facts.mss() + 52.0).clamp(576.0, 1500.0) as u32
     }

@@ -102,7 +102,7 @@ pub struct Verdict {
     pub confidence: f64,
     /// Observations that lead to it, in words and numbers.
     pub evidence: Vec<String>,
-    /// What to do, in words and numbers.
+    /// Fix, in words and numbers.
     pub remedy: String,
     /// Rate of one connection once this limit is gone, payload in bit/s.
     pub predicted_bps: u64,

@@ -1,6 +1,6 @@
 //! View of a flow: rates, shares of time, windows and losses, from the samples of both ends.
 
-use sterna_net::measure::{FlowPair, FlowSample, SAMPLE_EVERY, StreamReport};
+use sterna_net::measure::{FlowPair, FlowReport, FlowSample, SAMPLE_EVERY, StreamReport};
 
 /// Part of a flow that counts as its steady state, from its end. Reason: slow start fills the first half on long paths.
 const STEADY: f64 = 0.5;
@@ -11,7 +11,7 @@ const RAMP_ENDS: f64 = 0.8;
 /// Interval of the rate series, microseconds. Reason: four samples of a stream.
 pub const SERIES_EVERY_US: u64 = 200_000;
 
-/// What a flow shows. Rates are payload in bit/s, sizes bytes, times seconds, shares parts from 0 to 1.
+/// Properties of a flow. Rates are payload in bit/s, sizes bytes, times seconds, shares parts from 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FlowView {
     /// Rate of delivery in the second half of the flow.
@@ -74,27 +74,50 @@ pub struct FlowView {
     pub scale: u8,
     /// Number of streams.
     pub streams: usize,
-    /// Processor time of the sender's process, in processors.
-    pub sender_cpu: f64,
-    /// Processor time of the receiver's process, in processors.
-    pub receiver_cpu: f64,
-    /// Processor time of the sender's host, in processors.
-    pub sender_host: f64,
-    /// Processor time of the receiver's host, in processors.
-    pub receiver_host: f64,
-    /// Part of the sender's samples that were late.
-    pub sender_late: f64,
-    /// Part of the receiver's samples that were late.
-    pub receiver_late: f64,
+    /// Load of the sender's host.
+    pub sender: Load,
+    /// Load of the receiver's host.
+    pub receiver: Load,
     /// Longest pause of either end.
     pub pause_s: f64,
     /// Errors of streams.
     pub errors: Vec<String>,
 }
 
-impl FlowView {
-    /// Returns the view of a flow that should last `time_s`.
-    pub fn new(pair: &FlowPair, time_s: f64) -> Self {
+/// Load of a host during a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Processor time of our process, in processors.
+    pub process: f64,
+    /// Processor time of all programs, in processors.
+    pub host: f64,
+    /// Part of the samples that were late: the process had no processor when it was due.
+    pub late: f64,
+}
+
+impl Load {
+    fn of(report: &FlowReport) -> Self {
+        let time = report.time_us.max(1) as f64;
+        Self {
+            process: report.cpu_us as f64 / time,
+            host: report.host_busy_us as f64 / time,
+            late: late(&report.streams),
+        }
+    }
+}
+
+/// Rates of a flow, bit/s, and times in seconds.
+struct Rates {
+    from: f64,
+    end: f64,
+    steady: f64,
+    growth: f64,
+    series: Vec<f64>,
+    ramp_s: f64,
+}
+
+impl Rates {
+    fn of(pair: &FlowPair, time_s: f64) -> Self {
         let end = end_of(pair, time_s);
         let from = end * (1.0 - STEADY);
         let received = |at: f64| -> f64 { sum(&pair.receiver.streams, |stream| at_time(stream, at, |s| s.received)) };
@@ -105,32 +128,37 @@ impl FlowView {
             |at: f64| -> f64 { sum(&pair.sender.streams, |stream| at_time(stream, at, |s| s.delivered)) * mss };
         let counts = |at: f64| if delivered(end) > 0.0 { delivered(at) } else { received(at) };
         let rate = |from: f64, to: f64| (counts(to) - counts(from)) * 8.0 / (to - from).max(1e-3);
-        let steady = rate(from, end);
-        let series: Vec<f64> = rates(end, &counts);
-        let ramp_s = ramp(&series, steady);
+        let (steady, series, quarter) = (rate(from, end), rates(end, &counts), end / 4.0);
+        Self {
+            from,
+            end,
+            steady,
+            growth: rate(end - quarter, end) / rate(end - 2.0 * quarter, end - quarter).max(1.0),
+            ramp_s: ramp(&series, steady),
+            series,
+        }
+    }
+}
+
+impl FlowView {
+    /// Returns the view of a flow that should last `time_s`.
+    pub fn new(pair: &FlowPair, time_s: f64) -> Self {
+        let Rates { from, end, steady, growth, series, ramp_s } = Rates::of(pair, time_s);
         let senders = &pair.sender.streams;
         let share = |of: fn(&FlowSample) -> u64| {
             let each = |stream: &StreamReport| (at_time(stream, end, of) - at_time(stream, from, of)) / 1e6;
             sum(senders, each) / (end - from).max(1e-3) / senders.len().max(1) as f64
-        };
-        let last = |streams: &[StreamReport], of: fn(&FlowSample) -> u64| -> u64 {
-            streams.iter().filter_map(|stream| stream.samples.last()).map(of).sum()
         };
         let steady_median = |stream: &StreamReport, of: &dyn Fn(&FlowSample) -> f64| {
             let in_time = |sample: &&FlowSample| (from..=end).contains(&seconds(sample.at_us));
             median(stream.samples.iter().filter(in_time).map(of).collect())
         };
         let receivers = &pair.receiver.streams;
-        let largest = |streams: &[StreamReport], of: fn(&FlowSample) -> u64| {
-            streams.iter().flat_map(|stream| &stream.samples).map(of).max().unwrap_or(0)
-        };
         let of_first = senders.first().cloned().unwrap_or_default();
-        let cpu = |used: u64, time: u64| used as f64 / time.max(1) as f64;
-        let quarter = end / 4.0;
         let (segments, arrived) = (last(senders, |s| s.data_segments_out), last(receivers, |s| s.data_segments_in));
         Self {
             rate_bps: steady,
-            growth: rate(end - quarter, end) / rate(end - 2.0 * quarter, end - quarter).max(1.0),
+            growth,
             series_bps: series,
             ramp_s,
             peer_window_share: share(|s| s.peer_window_limited_us),
@@ -164,12 +192,8 @@ impl FlowView {
             window_scaling: of_first.window_scaling,
             scale: of_first.peer_scale,
             streams: senders.len(),
-            sender_cpu: cpu(pair.sender.cpu_us, pair.sender.time_us),
-            receiver_cpu: cpu(pair.receiver.cpu_us, pair.receiver.time_us),
-            sender_host: cpu(pair.sender.host_busy_us, pair.sender.time_us),
-            receiver_host: cpu(pair.receiver.host_busy_us, pair.receiver.time_us),
-            sender_late: late(senders),
-            receiver_late: late(receivers),
+            sender: Load::of(&pair.sender),
+            receiver: Load::of(&pair.receiver),
             pause_s: pair.sender.pause_us.max(pair.receiver.pause_us) as f64 / 1e6,
             errors: senders.iter().chain(receivers).filter_map(|stream| stream.error.clone()).collect(),
         }
@@ -218,10 +242,8 @@ fn late(streams: &[StreamReport]) -> f64 {
 /// Returns the segments that did not arrive. The counters of the ends differ if data was in flight at the end, so the
 /// segments sent again bound the number; and if a network card merges segments, they are all that is known.
 fn lost_of(pair: &FlowPair, segments: u64, arrived: u64) -> u64 {
-    let resent: u64 = pair.sender.streams.iter().filter_map(|s| s.samples.last()).map(|s| s.resent).sum();
-    let spurious: u64 = pair.sender.streams.iter().filter_map(|s| s.samples.last()).map(|s| s.duplicates).sum();
-    let missing = segments.saturating_sub(arrived);
-    missing.min(resent.saturating_sub(spurious.min(resent)))
+    let (resent, spurious) = (last(&pair.sender.streams, |s| s.resent), last(&pair.sender.streams, |s| s.duplicates));
+    segments.saturating_sub(arrived).min(resent.saturating_sub(spurious))
 }
 
 /// Returns the rates of intervals of 200 ms until `end`.
@@ -253,6 +275,15 @@ fn at_time(stream: &StreamReport, at: f64, of: fn(&FlowSample) -> u64) -> f64 {
 
 fn sum(streams: &[StreamReport], of: impl Fn(&StreamReport) -> f64) -> f64 {
     streams.iter().map(of).sum()
+}
+
+/// Returns the sum of the last values of a counter.
+fn last(streams: &[StreamReport], of: fn(&FlowSample) -> u64) -> u64 {
+    streams.iter().filter_map(|stream| stream.samples.last()).map(of).sum()
+}
+
+fn largest(streams: &[StreamReport], of: fn(&FlowSample) -> u64) -> u64 {
+    streams.iter().flat_map(|stream| &stream.samples).map(of).max().unwrap_or(0)
 }
 
 fn least(streams: &[StreamReport], of: fn(&FlowSample) -> u64) -> f64 {

@@ -55,7 +55,7 @@ pub struct PathReport {
     pub rtt_s: f64,
     /// Round trips of the ports in groups.
     pub rtt_modes: Vec<RttMode>,
-    /// What each direction carries.
+    /// Both directions.
     pub directions: Vec<PathDirection>,
 }
 
@@ -88,12 +88,12 @@ pub struct Cost {
     /// Time, seconds.
     pub time_s: f64,
     /// Parts, in order of time.
-    pub parts: Vec<CostPart>,
+    pub parts: Vec<ExperimentCost>,
 }
 
 /// Cost of one experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CostPart {
+pub struct ExperimentCost {
     /// Question.
     pub purpose: Purpose,
     /// Direction.
@@ -107,7 +107,7 @@ pub struct CostPart {
     pub failed: Option<String>,
 }
 
-/// What a report is about, beside the evidence.
+/// Circumstances of an examination, beside its evidence.
 #[derive(Clone, Debug)]
 pub struct About {
     /// Target as the user gave it.
@@ -168,10 +168,10 @@ fn path_direction(evidence: &Evidence, direction: Direction) -> PathDirection {
 }
 
 fn cost(evidence: &Evidence) -> Cost {
-    let parts: Vec<CostPart> = evidence
+    let parts: Vec<ExperimentCost> = evidence
         .records
         .iter()
-        .map(|record| CostPart {
+        .map(|record| ExperimentCost {
             purpose: record.purpose,
             direction: record.direction,
             bytes: record.cost_bytes(),

@@ -2,7 +2,7 @@
 
 use sterna_proto::BitRate;
 
-use super::{Finding, percent, shown, time};
+use super::finding::{FULL, Finding, percent, shown, time};
 use crate::facts::Facts;
 use crate::verdict::Cause;
 use crate::view::FlowView;
@@ -36,17 +36,17 @@ fn cpu(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     let (sender, receiver) = (facts.sender(), facts.receiver());
     let is_starved = |host: f64, count: u32, late: f64| host >= processors(count) * BUSY && late > 0.05 || late >= LATE;
     let (at_sender, at_receiver) = (
-        is_starved(base.sender_host, sender.processors, base.sender_late),
-        is_starved(base.receiver_host, receiver.processors, base.receiver_late),
+        is_starved(base.sender.host, sender.processors, base.sender.late),
+        is_starved(base.receiver.host, receiver.processors, base.receiver.late),
     );
     if !at_sender && !at_receiver {
         return None;
     }
     let path = facts.path_bps().unwrap_or(f64::INFINITY);
-    let (place, busy, late) = if at_receiver && base.receiver_late > base.sender_late || !at_sender {
-        ("receiver", base.receiver_host, base.receiver_late)
+    let (place, busy, late) = if at_receiver && base.receiver.late > base.sender.late || !at_sender {
+        ("receiver", base.receiver.host, base.receiver.late)
     } else {
-        ("sender", base.sender_host, base.sender_late)
+        ("sender", base.sender.host, base.sender.late)
     };
     let remedy = format!("end other programs at the {place}, raise its quota, or give it more processors");
     let finding = Finding::new(Cause::Cpu, remedy).sure(0.7).because(format!(
@@ -55,5 +55,5 @@ fn cpu(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
         percent(late),
         time(base.pause_s)
     ));
-    Some(finding.limits_to(base.rate_bps, base.rate_bps < path * super::FULL))
+    Some(finding.limits_to(base.rate_bps, base.rate_bps < path * FULL))
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sterna_proto::ByteCount;
 
-use super::{FULL, Finding, percent, shown, time};
+use super::finding::{FULL, Finding, percent, shown, time};
 use crate::ceiling::Ceiling;
 use crate::evidence::Purpose;
 use crate::facts::Facts;

@@ -4,6 +4,7 @@
 //! of the baseline; others would bind at a higher rate, or are trouble without an effect on this connection. The order
 //! of the rates is the ladder, and the rate of the next step is the prediction for a fix.
 
+mod finding;
 mod hosts;
 mod losses;
 mod path;
@@ -11,9 +12,10 @@ mod windows;
 
 use sterna_proto::BitRate;
 
+use self::finding::{FULL, Finding, shown};
 use crate::evidence::{Direction, Evidence};
 use crate::facts::Facts;
-use crate::verdict::{Cause, RttMode, Step, Verdict};
+use crate::verdict::{Cause, Step, Verdict};
 
 /// Result of the rules.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,61 +24,6 @@ pub struct Diagnosis {
     pub verdicts: Vec<Verdict>,
     /// Limits and their rates, by direction, the lowest first.
     pub ladder: Vec<Step>,
-}
-
-/// What a rule finds.
-#[derive(Clone, Debug, PartialEq)]
-struct Finding {
-    cause: Cause,
-    /// Payload rate to which it holds one connection, bit/s; `None`: no effect on the rate is known.
-    limits_to: Option<f64>,
-    /// It explains the rate of the baseline.
-    binds: bool,
-    confidence: f64,
-    evidence: Vec<String>,
-    remedy: String,
-    detail: Detail,
-}
-
-/// Numbers of a finding.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Detail {
-    rate_bps: Option<f64>,
-    burst_bytes: Option<f64>,
-    packets: Option<f64>,
-    modes: Vec<RttMode>,
-    /// Rate once the cause is gone, where an experiment or the remedy itself gives it.
-    reached_bps: Option<f64>,
-}
-
-impl Finding {
-    fn new(cause: Cause, remedy: impl Into<String>) -> Self {
-        Self {
-            cause,
-            limits_to: None,
-            binds: false,
-            confidence: 0.5,
-            evidence: Vec::new(),
-            remedy: remedy.into(),
-            detail: Detail::default(),
-        }
-    }
-
-    fn limits_to(mut self, bps: f64, binds: bool) -> Self {
-        self.limits_to = Some(bps);
-        self.binds = binds;
-        self
-    }
-
-    fn because(mut self, text: impl Into<String>) -> Self {
-        self.evidence.push(text.into());
-        self
-    }
-
-    fn sure(mut self, confidence: f64) -> Self {
-        self.confidence = confidence;
-        self
-    }
 }
 
 /// Returns the verdicts on both directions.
@@ -141,7 +88,7 @@ fn of_direction(facts: &Facts<'_>, rate_max: BitRate) -> Vec<Finding> {
             nearest.confidence = nearest.confidence.min(0.5);
         }
     }
-    // What binds holds the connection to the rate that it has.
+    // A limit that binds holds the connection to the rate that it has.
     for finding in &mut findings {
         let limit = finding.limits_to.unwrap_or(f64::INFINITY);
         if finding.binds {
@@ -156,9 +103,6 @@ fn of_direction(facts: &Facts<'_>, rate_max: BitRate) -> Vec<Finding> {
     });
     findings
 }
-
-/// Part of the rate of the path at which a connection fills it.
-pub(crate) const FULL: f64 = 0.85;
 
 /// Multiple of the rate up to which a limit is near.
 const NEAR: f64 = 1.5;
@@ -236,23 +180,4 @@ fn clean(facts: &Facts<'_>, rate: f64) -> Verdict {
         packets: None,
         modes: Vec::new(),
     }
-}
-
-/// Returns a rate for people.
-fn shown(bps: f64) -> String {
-    BitRate(bps as u64).to_string()
-}
-
-/// Returns a part for people, in per cent.
-fn percent(part: f64) -> String {
-    match part * 100.0 {
-        whole if whole >= 10.0 => format!("{whole:.0} %"),
-        some if some >= 0.1 => format!("{some:.1} %"),
-        few => format!("{few:.3} %"),
-    }
-}
-
-/// Returns a time for people.
-fn time(seconds: f64) -> String {
-    sterna_proto::quantity::readable_time(std::time::Duration::from_secs_f64(seconds.max(0.0)))
 }

@@ -2,7 +2,7 @@
 
 use sterna_net::measure::HostFacts;
 
-use super::{FULL, Finding, percent, time};
+use super::finding::{FULL, Finding, percent, time};
 use crate::evidence::Purpose;
 use crate::facts::Facts;
 use crate::verdict::Cause;

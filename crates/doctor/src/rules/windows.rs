@@ -3,7 +3,7 @@
 use sterna_net::measure::HostFacts;
 use sterna_proto::ByteCount;
 
-use super::{FULL, Finding, percent, shown, time};
+use super::finding::{FULL, Finding, percent, shown, time};
 use crate::evidence::Purpose;
 use crate::facts::Facts;
 use crate::kernel::{self, KernelVersion};

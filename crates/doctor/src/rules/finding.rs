@@ -1,0 +1,82 @@
+//! Findings of the rules, and their words.
+
+use sterna_proto::BitRate;
+
+use crate::verdict::{Cause, RttMode};
+
+/// Limit or trouble that a rule found.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Finding {
+    pub(super) cause: Cause,
+    /// Payload rate to which it holds one connection, bit/s; `None`: no effect on the rate is known.
+    pub(super) limits_to: Option<f64>,
+    /// It explains the rate of the baseline.
+    pub(super) binds: bool,
+    pub(super) confidence: f64,
+    pub(super) evidence: Vec<String>,
+    pub(super) remedy: String,
+    pub(super) detail: Detail,
+}
+
+/// Numbers of a finding.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Detail {
+    pub(super) rate_bps: Option<f64>,
+    pub(super) burst_bytes: Option<f64>,
+    pub(super) packets: Option<f64>,
+    pub(super) modes: Vec<RttMode>,
+    /// Rate once the cause is gone, where an experiment or the remedy itself gives it.
+    pub(super) reached_bps: Option<f64>,
+}
+
+impl Finding {
+    pub(super) fn new(cause: Cause, remedy: impl Into<String>) -> Self {
+        Self {
+            cause,
+            limits_to: None,
+            binds: false,
+            confidence: 0.5,
+            evidence: Vec::new(),
+            remedy: remedy.into(),
+            detail: Detail::default(),
+        }
+    }
+
+    pub(super) fn limits_to(mut self, bps: f64, binds: bool) -> Self {
+        self.limits_to = Some(bps);
+        self.binds = binds;
+        self
+    }
+
+    pub(super) fn because(mut self, text: impl Into<String>) -> Self {
+        self.evidence.push(text.into());
+        self
+    }
+
+    pub(super) fn sure(mut self, confidence: f64) -> Self {
+        self.confidence = confidence;
+        self
+    }
+}
+
+/// Part of the rate of the path at which a connection fills it.
+pub(super) const FULL: f64 = 0.85;
+
+/// Returns a rate for people.
+pub(super) fn shown(bps: f64) -> String {
+    BitRate(bps as u64).to_string()
+}
+
+/// Returns a part for people, in per cent.
+pub(super) fn percent(part: f64) -> String {
+    match part * 100.0 {
+        whole if whole >= 10.0 => format!("{whole:.0} %"),
+        some if some >= 0.1 => format!("{some:.1} %"),
+        few => format!("{few:.3} %"),
+    }
+}
+
+/// Returns a time for people.
+pub(super) fn time(seconds: f64) -> String {
+    sterna_proto::quantity::readable_time(std::time::Duration::from_secs_f64(seconds.max(0.0)))
+}
