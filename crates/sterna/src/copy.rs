@@ -20,6 +20,7 @@ use sterna_net::session::SessionEvent;
 use sterna_net::web::TokenSource;
 use sterna_proto::compress::CompressionPolicy;
 use sterna_proto::follow::EndRule;
+use sterna_proto::location::HostPort;
 use sterna_proto::plan::Via;
 use sterna_proto::rate::{Fairness, RATE_LEAST, RateContract};
 use sterna_proto::session::{FileOutcome, Overwrite, PATHS_MAX};
@@ -128,6 +129,7 @@ fn prepare(flags: &CopyFlags) -> Result<(CopySpec, Identity, Arc<ConsoleReporter
         log: Mutex::new(log),
         stdout,
         trust: Arc::new(AskedTrust::new(&directory, flags.trust.clone(), is_between_agents || flags.same)),
+        agent: agent_of(&options).filter(|_| !is_between_agents),
         state: directory,
         output: match (flags.json, flags.quiet) {
             (true, _) => Output::Json,
@@ -297,6 +299,14 @@ fn is_between_agents(options: &CopySpec) -> bool {
     is_remote(&options.destination) && options.sources.iter().any(is_remote)
 }
 
+/// Returns the first agent of a copy.
+fn agent_of(options: &CopySpec) -> Option<HostPort> {
+    std::iter::once(&options.destination).chain(&options.sources).find_map(|location| match location {
+        Location::Remote(remote) => Some(remote.host_port()),
+        _ => None,
+    })
+}
+
 /// Checks that the flags fit the ends of the copy. Some flags apply to this host only, and a third-party copy moves no
 /// data through this host. Errors: `Usage`.
 fn check_flags(flags: &CopyFlags, is_between_agents: bool) -> Result<(), Error> {
@@ -330,6 +340,8 @@ enum Output {
 struct ConsoleReporter {
     trust: Arc<AskedTrust>,
     state: PathBuf,
+    /// Agent at the other end of the copy, if there is one.
+    agent: Option<HostPort>,
     output: Output,
     verbose: bool,
     dry_run: bool,
@@ -502,7 +514,10 @@ impl ConsoleReporter {
         let limits = if self.dry_run || summary.bytes == 0 { None } else { limits::line(&summary.limits) };
         let plan = if self.explain { plan::lines(summary) } else { Vec::new() };
         let replicas = if self.dry_run { Vec::new() } else { replica_lines(summary) };
-        std::iter::once(summary_line(summary, self.dry_run)).chain(replicas).chain(limits).chain(plan).collect()
+        let doctor = limits.as_ref().and(self.agent.as_ref());
+        let doctor = doctor.and_then(|agent| limits::doctor_line(&summary.limits, agent));
+        let first = std::iter::once(summary_line(summary, self.dry_run));
+        first.chain(replicas).chain(limits).chain(plan).chain(doctor).collect()
     }
 
     fn summarise(&self, summary: &CopySummary) {

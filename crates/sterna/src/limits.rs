@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sterna_proto::limit::{Limit, LimitReport, remedy};
+use sterna_proto::location::HostPort;
 
 use crate::flags::with_advice;
 
@@ -34,6 +35,22 @@ pub fn line(report: &LimitReport) -> Option<String> {
     (!shown.is_empty()).then(|| format!("limited by: {}", shown.join(", ")))
 }
 
+/// Share of the time from which a limit of the path is worth an experiment.
+const SHARE_EXAMINED_MIN: f64 = 0.3;
+
+/// Returns a line that points to the path doctor, if the copy was limited by something that an experiment tells more
+/// about.
+pub fn doctor_line(report: &LimitReport, agent: &HostPort) -> Option<String> {
+    if report.total.total() < TIME_SHOWN_MIN {
+        return None;
+    }
+    let tells = [Limit::ReceiveWindow, Limit::SendBuffer, Limit::Loss, Limit::Policer, Limit::AckPath];
+    let shares = report.total.shares();
+    let share: f64 = shares.iter().filter(|(limit, _)| tells.contains(limit)).map(|(_, share)| share).sum();
+    let text = format!("to test what limits this path, and what a fix would gain: sterna doctor sterna://{agent}");
+    (share >= SHARE_EXAMINED_MIN).then_some(text)
+}
+
 /// Returns the same line for limits by name, without their causes. `None` if there is none.
 pub fn line_of_names<'a>(shares: impl Iterator<Item = (&'a str, f64)>) -> Option<String> {
     let known = |name: &str| Limit::ALL.into_iter().find(|limit| limit.name() == name);
@@ -56,6 +73,18 @@ pub fn now(report: &LimitReport) -> Option<String> {
 mod tests {
     use super::*;
     use sterna_proto::BitRate;
+
+    #[test]
+    fn a_copy_that_its_path_limits_points_to_the_doctor() {
+        let agent = HostPort { host: "hub.example.org".to_owned(), port: 7600 };
+        let mut report = LimitReport::default();
+        assert_eq!(doctor_line(&report, &agent), None);
+        report.total.add(Limit::SourceDisk, Duration::from_secs(75));
+        report.total.add(Limit::Loss, Duration::from_secs(25));
+        assert_eq!(doctor_line(&report, &agent), None);
+        report.total.add(Limit::Policer, Duration::from_secs(25));
+        assert!(doctor_line(&report, &agent).unwrap().ends_with("sterna doctor sterna://hub.example.org:7600"));
+    }
 
     #[test]
     fn the_line_names_at_most_three_limits_and_none_below_a_twentieth() {

@@ -31,6 +31,10 @@ const REPORT_WITHIN: Duration = Duration::from_secs(60);
 /// 700 bytes.
 const ANSWER_BYTES_MAX: u32 = 64 << 20;
 
+/// Payload of a segment of the connection that controls measurements, in bytes. Reason: it passes where larger packets
+/// vanish, which is one of the things that are measured.
+const CONTROL_MSS: u32 = 1000;
+
 type ClientChannel = Channel<ClientConnection, rustls::client::ClientConnectionData>;
 
 /// Observations of both ends of a flow.
@@ -66,9 +70,10 @@ impl Measurement {
         cancel: &Cancel,
     ) -> Result<Self, Error> {
         let addresses = resolve(&agent.host_port(), local)?;
+        let control = SocketSettings { mss: Some(CONTROL_MSS), ..SocketSettings::default() };
         let mut last = crate::internal("a host name without an address");
         for remote in addresses {
-            match open(identity, remote, local, &SocketSettings::default()) {
+            match open(identity, remote, local, &control) {
                 Ok((control, rtt)) => {
                     let peer = peer_fingerprint(control.connection().peer_certificates().unwrap_or_default())?;
                     trust.check(agent, &peer, cancel)?;
