@@ -8,7 +8,7 @@ use sterna_proto::{BitRate, ByteCount, Error, Phase, Scope};
 
 use crate::lab::LabOptions;
 use crate::model::{
-    BurstLoss, DirectionModel, LinkModel, MTU_BYTES_MAX, MTU_BYTES_MIN, Outage, Policer, Queue, Reorder,
+    BurstLoss, DirectionModel, LinkModel, MTU_BYTES_MAX, MTU_BYTES_MIN, Outage, Policer, Queue, Reorder, Shaper,
     StrippedOptions,
 };
 use crate::profiles::Profile;
@@ -46,12 +46,22 @@ pub struct PathArgs {
     /// Policer (token bucket that drops), from b to a
     #[arg(long, value_name = "RATE:BURST[:udp]", value_parser = parse_policer)]
     pub reverse_policer: Option<Policer>,
+    /// Shaper (token bucket that delays), forward: BURST bytes pass at the rate of the link, the rest at RATE; packets
+    /// that find QUEUE full are dropped: 30Mbit:256KiB:100ms [default of QUEUE: 1bdp of RATE]
+    #[arg(long, value_name = "RATE:BURST[:QUEUE]", value_parser = parse_shaper)]
+    pub shaper: Option<Shaper>,
+    /// Shaper (token bucket that delays), from b to a
+    #[arg(long, value_name = "RATE:BURST[:QUEUE]", value_parser = parse_shaper)]
+    pub reverse_shaper: Option<Shaper>,
     /// Largest extra delay of a packet, each direction; jitter never reorders packets
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub jitter: Option<Duration>,
     /// Share of packets to delay so that later packets overtake them, and the delay; forward: 1%:5ms
     #[arg(long, value_name = "SHARE:TIME", value_parser = parse_reorder)]
     pub reorder: Option<Reorder>,
+    /// Share of packets to delay so that later packets overtake them, and the delay; from b to a
+    #[arg(long, value_name = "SHARE:TIME", value_parser = parse_reorder)]
+    pub reverse_reorder: Option<Reorder>,
     /// Share of packets that arrive twice, each direction
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub duplicate: Option<f64>,
@@ -73,6 +83,9 @@ pub struct PathArgs {
     /// TCP options that a middlebox removes from SYN packets: sack, wscale, timestamps
     #[arg(long, value_name = "OPTION,…", value_delimiter = ',')]
     pub strip: Vec<TcpOption>,
+    /// Largest MSS that a middlebox leaves in SYN packets, both directions
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(MSS_CLAMP_MIN..=i64::from(MTU_BYTES_MAX)))]
+    pub mss_clamp: Option<u16>,
     /// Seed of all random choices
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
@@ -90,6 +103,12 @@ pub struct HostArgs {
     /// Kernel setting of both hosts; can be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_sysctl)]
     pub sysctl: Vec<(String, String)>,
+    /// Kernel setting of host a only, applied after --sysctl; can be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_sysctl)]
+    pub sysctl_a: Vec<(String, String)>,
+    /// Kernel setting of host b only, applied after --sysctl; can be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_sysctl)]
+    pub sysctl_b: Vec<(String, String)>,
     /// TCP congestion control of both hosts
     #[arg(long, value_name = "NAME")]
     pub cc: Option<String>,
@@ -131,9 +150,13 @@ impl PathArgs {
         set(&mut model.reverse.loss, self.reverse_loss);
         set(&mut model.forward.policer, self.policer.map(Some));
         set(&mut model.reverse.policer, self.reverse_policer.map(Some));
+        set(&mut model.forward.shaper, self.shaper.map(Some));
+        set(&mut model.reverse.shaper, self.reverse_shaper.map(Some));
         set(&mut model.forward.reorder, self.reorder.map(Some));
+        set(&mut model.reverse.reorder, self.reverse_reorder.map(Some));
         set(&mut model.rtt, self.rtt);
         set(&mut model.path_mtu, self.path_mtu.map(Some));
+        set(&mut model.mss_clamp, self.mss_clamp.map(Some));
         if !self.ecmp.is_empty() {
             model.ecmp.clone_from(&self.ecmp);
         }
@@ -182,6 +205,7 @@ impl HostArgs {
         LabOptions {
             name: self.name.clone(),
             sysctls: self.sysctl.clone(),
+            host_sysctls: [self.sysctl_a.clone(), self.sysctl_b.clone()],
             congestion_control: self.cc.clone(),
             buffers: self.buffers,
         }
@@ -278,6 +302,17 @@ fn parse_policer(text: &str) -> Result<Policer, String> {
     Ok(Policer { rate, burst, udp_only })
 }
 
+fn parse_shaper(text: &str) -> Result<Shaper, String> {
+    let mut parts = text.splitn(3, ':');
+    let (Some(rate), Some(burst)) = (parts.next(), parts.next()) else {
+        return Err(format!("\"{text}\" is not a shaper such as 30Mbit:256KiB or 30Mbit:256KiB:100ms"));
+    };
+    let rate = rate.parse().map_err(|e: sterna_proto::quantity::ParseQuantityError| e.to_string())?;
+    let burst = burst.parse().map_err(|e: sterna_proto::quantity::ParseQuantityError| e.to_string())?;
+    let queue = parts.next().map_or(Ok(Queue::Bdp(1.0)), parse_queue)?;
+    Ok(Shaper { rate, burst, queue })
+}
+
 fn parse_reorder(text: &str) -> Result<Reorder, String> {
     let (share, delay) = text.split_once(':').ok_or(format!("\"{text}\" is not a reordering such as 1%:5ms"))?;
     Ok(Reorder { probability: parse_share(share)?, delay: parse_time(delay)? })
@@ -300,6 +335,9 @@ fn parse_sysctl(text: &str) -> Result<(String, String), String> {
 
 /// One hour: longer than any path, and short enough that sums of times never overflow.
 const TIME_NANOS_MAX: f64 = 3600e9;
+
+/// Smallest MSS that a middlebox may leave. Reason: Linux ignores smaller values (`TCP_MIN_SND_MSS`).
+const MSS_CLAMP_MIN: i64 = 48;
 
 /// A longer queue only uses memory.
 const QUEUE_BDP_MAX: f64 = 20.0;
@@ -330,8 +368,8 @@ mod tests {
     fn every_field_of_a_profile_can_be_changed() {
         let changed = model(
             "--profile trollsat --rate 1Gbit --reverse-rate 2Mbit --rtt 7.8ms --queue 0.1bdp --loss 1% --burst-loss 0.1%,25% \
-             --policer 30Mbit:64KiB --reverse-policer 1Mbit:3000:udp --jitter 2ms --reorder 1%:5ms --duplicate 0.1% --mtu 9000 \
-             --path-mtu 1400 --no-icmp --ecmp 0ms,4.1ms --strip sack,timestamps --outage 10s+5s/60s --outage 1min+1s --seed 9",
+             --policer 30Mbit:64KiB --reverse-policer 1Mbit:3000:udp --shaper 50Mbit:256KiB:100ms --reverse-shaper 2Mbit:0 --jitter 2ms --reorder 1%:5ms --reverse-reorder 2%:4ms --duplicate 0.1% --mtu 9000 \
+             --path-mtu 1400 --no-icmp --ecmp 0ms,4.1ms --strip sack,timestamps --mss-clamp 1200 --outage 10s+5s/60s --outage 1min+1s --seed 9",
         );
         let expected = LinkModel {
             forward: DirectionModel {
@@ -340,6 +378,11 @@ mod tests {
                 loss: 0.01,
                 burst_loss: Some(BurstLoss { to_bad: 0.001, to_good: 0.25, loss_bad: 1.0 }),
                 policer: Some(Policer { rate: BitRate(30_000_000), burst: ByteCount(65_536), udp_only: false }),
+                shaper: Some(Shaper {
+                    rate: BitRate(50_000_000),
+                    burst: ByteCount(262_144),
+                    queue: Queue::Time(Duration::from_millis(100)),
+                }),
                 jitter: Duration::from_millis(2),
                 reorder: Some(Reorder { probability: 0.01, delay: Duration::from_millis(5) }),
                 duplicate: 0.001,
@@ -350,8 +393,9 @@ mod tests {
                 loss: 0.01,
                 burst_loss: Some(BurstLoss { to_bad: 0.001, to_good: 0.25, loss_bad: 1.0 }),
                 policer: Some(Policer { rate: BitRate(1_000_000), burst: ByteCount(3000), udp_only: true }),
+                shaper: Some(Shaper { rate: BitRate(2_000_000), burst: ByteCount(0), queue: Queue::Bdp(1.0) }),
                 jitter: Duration::from_millis(2),
-                reorder: None,
+                reorder: Some(Reorder { probability: 0.02, delay: Duration::from_millis(4) }),
                 duplicate: 0.001,
             },
             rtt: Duration::from_micros(7800),
@@ -360,6 +404,7 @@ mod tests {
             icmp: false,
             ecmp: vec![Duration::ZERO, Duration::from_micros(4100)],
             strip: StrippedOptions { sack: true, window_scale: false, timestamps: true },
+            mss_clamp: Some(1200),
             outages: vec![
                 Outage {
                     start: Duration::from_secs(10),
@@ -427,10 +472,15 @@ mod tests {
             ("--policer 30Mbit", "30Mbit"),
             ("--burst-loss 1%", "1%"),
             ("--reorder 5ms", "5ms"),
+            ("--shaper 30Mbit", "30Mbit"),
+            ("--shaper 30Mbit:x", "x"),
+            ("--shaper 30Mbit:64KiB:deep", "deep"),
+            ("--mss-clamp 47", "47"),
             ("--outage 10s", "10s"),
             ("--mtu 9001", "9001"),
             ("--strip ecn", "ecn"),
             ("--sysctl net.ipv4.tcp_sack", "net.ipv4.tcp_sack"),
+            ("--sysctl-b net.ipv4.tcp_sack", "net.ipv4.tcp_sack"),
         ] {
             let error = flags(line).err().unwrap_or_else(|| panic!("{line} was taken")).to_string();
             assert!(error.contains(given), "{line}: {error}");
@@ -442,8 +492,12 @@ mod tests {
     #[test]
     fn host_flags_become_options() {
         let options =
-            flags("--name x --cc cubic --buffers 512MiB --sysctl net.ipv4.tcp_rmem=1,2").unwrap().host.options();
+            flags("--name x --cc cubic --buffers 512MiB --sysctl net.ipv4.tcp_rmem=1,2 --sysctl-b net.ipv4.tcp_sack=0")
+                .unwrap();
+        let options = options.host.options();
         assert_eq!(options.buffers, Some(ByteCount(512 << 20)));
         assert_eq!(options.sysctls, [("net.ipv4.tcp_rmem".to_owned(), "1,2".to_owned())]);
+        let [a, b] = options.host_sysctls;
+        assert_eq!((a.len(), b), (0, vec![("net.ipv4.tcp_sack".to_owned(), "0".to_owned())]));
     }
 }

@@ -27,7 +27,7 @@ pub const EXAMPLES: &str = "Examples:
 Host a is where data comes from, host b where it goes to. STERNA_LAB_A and STERNA_LAB_B
 hold their addresses for every command that runs on one of them. With a second network,
 STERNA_LAB_A2 and STERNA_LAB_B2 hold the addresses in it. `sterna lab run --help` lists
-what a path can do to packets: queues, policers, bursts, reordering and more.";
+what a path can do to packets: queues, policers, shapers, bursts, reordering and more.";
 
 const RUN_EXAMPLES: &str = "Examples:
   sterna lab run --profile trollsat --loss 1% -- sh -c 'ping -c 3 $STERNA_LAB_B'
@@ -39,6 +39,7 @@ With a second network, its addresses are STERNA_LAB_A2 and STERNA_LAB_B2.";
 
 const UP_EXAMPLES: &str = "Examples:
   sterna lab up --name x --rate 50Mbit --rtt 660ms --loss 1% --buffers 512MB
+  sterna lab up --name sack --profile tigo --sysctl-b net.ipv4.tcp_sack=0 --mss-clamp 1200
   sterna lab up --name dark --profile trollsat --outage 10s+5s/60s --counters counters.json";
 
 const EXEC_EXAMPLES: &str = "Examples:

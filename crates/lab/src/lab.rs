@@ -30,6 +30,8 @@ pub struct LabOptions {
     /// Kernel settings (`net.ipv4.tcp_rmem`, value) of both hosts. Some settings exist only once for the whole machine
     /// (`net.core.rmem_max`). The lab changes them there and restores them at the end.
     pub sysctls: Vec<(String, String)>,
+    /// Kernel settings of host `a` only and of host `b` only, applied after those of both hosts.
+    pub host_sysctls: [Vec<(String, String)>; 2],
     /// TCP congestion control of both hosts (`cubic`, `bbr`, `reno`); the kernel's default when `None`.
     pub congestion_control: Option<String>,
     /// Largest TCP send and receive buffers of both hosts, for autotuning and for `setsockopt`.
@@ -202,14 +204,15 @@ impl Plan<'_> {
     /// Applies machine-wide settings first, because hosts may depend on them, then the other settings on each host.
     fn apply_settings(&self, record: &mut Record, namespaces: &[Arc<OwnedFd>; 2]) -> Result<(), Error> {
         let settings = self.sysctls();
+        self.options.host_sysctls.iter().flatten().try_for_each(refuse_machine_wide)?;
         if let Some(name) = &self.options.congestion_control {
             record.allow_congestion_control(name)?;
         }
         for (key, value) in settings.iter().filter(|(key, _)| is_machine_wide(key)) {
             record.set_machine_wide(key, value)?;
         }
-        for namespace in namespaces {
-            let own = settings.iter().filter(|(key, _)| !is_machine_wide(key));
+        for (namespace, of_host) in namespaces.iter().zip(&self.options.host_sysctls) {
+            let own = settings.iter().filter(|(key, _)| !is_machine_wide(key)).chain(of_host);
             on_host_thread(|| {
                 sys::enter_network(namespace.as_raw_fd()).map_err(|e| cannot("enter a host of the lab", e))?;
                 own.clone().try_for_each(|(key, value)| record::write_setting(key, value))
@@ -255,6 +258,15 @@ fn refuse_beyond_memory(model: &LinkModel) -> Result<(), Error> {
     let (most, limit) = (ByteCount(most as u64), ByteCount(PATH_BYTES_MAX as u64));
     let text =
         format!("this path holds up to {most} under way; the lab keeps at most {limit}: lower rate, rtt or queue");
+    Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
+}
+
+/// Refuses a setting of one host that Linux keeps once for all namespaces.
+fn refuse_machine_wide((key, _): &(String, String)) -> Result<(), Error> {
+    if !is_machine_wide(key) {
+        return Ok(());
+    }
+    let text = format!("{key} exists once for the whole machine, not for one host: set it with --sysctl");
     Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
 }
 

@@ -7,7 +7,7 @@
 //! Input may be garbage. Every function rejects garbage, and no function panics.
 
 use crate::model::random::mix;
-use crate::model::{Flow, StrippedOptions};
+use crate::model::{Flow, LinkModel, StrippedOptions};
 
 /// Length of the header that the kernel puts before each packet on a TUN device (`struct virtio_net_hdr`).
 pub(crate) const OFFLOAD_HEADER_BYTES: usize = 10;
@@ -229,21 +229,69 @@ pub(crate) fn forbids_fragments(packet: &[u8]) -> bool {
     packet.get(6).is_some_and(|flags| flags & 0x40 != 0)
 }
 
-/// Replaces options in the SYN of a TCP connection by no-operations, as a middlebox does.
-///
-/// Returns true if the packet changed. Updates a complete checksum; a partial checksum does not cover options.
-pub(crate) fn strip_syn_options(offload: &OffloadHeader, packet: &mut [u8], strip: StrippedOptions) -> bool {
-    let Some(network_bytes) = ipv4_header_bytes(packet) else { return false };
-    if packet[9] != PROTOCOL_TCP || read_u16(packet, 6) & 0x1fff != 0 {
-        return false;
+/// Edits that a middlebox makes in SYN packets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SynEdit {
+    strip: StrippedOptions,
+    mss_clamp: Option<u16>,
+}
+
+/// Edits that were made in one packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SynChange {
+    /// An option was replaced by no-operations.
+    pub(crate) stripped: bool,
+    /// The MSS was lowered.
+    pub(crate) clamped: bool,
+}
+
+impl SynEdit {
+    /// Returns the edits of a path.
+    pub(crate) fn of(model: &LinkModel) -> Self {
+        Self { strip: model.strip, mss_clamp: model.mss_clamp }
     }
-    let Some(header_bytes) = tcp_header_bytes(&packet[network_bytes..]) else { return false };
+
+    /// Returns true if SYN packets can change.
+    pub(crate) fn any(&self) -> bool {
+        self.strip.any() || self.mss_clamp.is_some()
+    }
+
+    /// Edits one option. `option` begins with its kind.
+    fn apply(&self, option: &mut [u8], change: &mut SynChange) {
+        let stripped = match option[0] {
+            OPTION_SACK_PERMITTED => self.strip.sack,
+            OPTION_WINDOW_SCALE => self.strip.window_scale,
+            OPTION_TIMESTAMPS => self.strip.timestamps,
+            _ => false,
+        };
+        if stripped {
+            option.fill(OPTION_NOP);
+            change.stripped = true;
+        }
+        let clamp = self.mss_clamp.filter(|_| option[0] == OPTION_MSS && option.len() == OPTION_MSS_BYTES);
+        if let Some(most) = clamp.filter(|most| read_u16(option, 2) > *most) {
+            write_u16(option, 2, most);
+            change.clamped = true;
+        }
+    }
+}
+
+/// Edits the options in the SYN of a TCP connection, as a middlebox does: replaces them by no-operations, or lowers the
+/// MSS.
+///
+/// Returns the edits made. Updates a complete checksum; a partial checksum does not cover options.
+pub(crate) fn edit_syn(offload: &OffloadHeader, packet: &mut [u8], edit: &SynEdit) -> SynChange {
+    let mut change = SynChange::default();
+    let Some(network_bytes) = ipv4_header_bytes(packet) else { return change };
+    if packet[9] != PROTOCOL_TCP || read_u16(packet, 6) & 0x1fff != 0 {
+        return change;
+    }
+    let Some(header_bytes) = tcp_header_bytes(&packet[network_bytes..]) else { return change };
     let tcp = &mut packet[network_bytes..network_bytes + header_bytes];
     if tcp[13] & TCP_SYN == 0 {
-        return false;
+        return change;
     }
     let before = sum(&tcp[TCP_HEADER_BYTES_MIN..], 0);
-    let mut changed = false;
     let mut at = TCP_HEADER_BYTES_MIN;
     while at < tcp.len() {
         let kind = tcp[at];
@@ -255,25 +303,16 @@ pub(crate) fn strip_syn_options(offload: &OffloadHeader, packet: &mut [u8], stri
         if len == 0 || (kind != OPTION_NOP && len < 2) || at + len > tcp.len() {
             break;
         }
-        let stripped = match kind {
-            OPTION_SACK_PERMITTED => strip.sack,
-            OPTION_WINDOW_SCALE => strip.window_scale,
-            OPTION_TIMESTAMPS => strip.timestamps,
-            _ => false,
-        };
-        if stripped {
-            tcp[at..at + len].fill(OPTION_NOP);
-            changed = true;
-        }
+        edit.apply(&mut tcp[at..at + len], &mut change);
         at += len;
     }
-    if changed && !offload.has_partial_checksum() {
+    if change != SynChange::default() && !offload.has_partial_checksum() {
         let after = sum(&tcp[TCP_HEADER_BYTES_MIN..], 0);
         // RFC 1624, equation 3: computes the new checksum from the old checksum and the two sums.
         let old = !read_u16(tcp, TCP_CHECKSUM_OFFSET);
         write_u16(tcp, TCP_CHECKSUM_OFFSET, !fold(u64::from(old) + u64::from(!fold(before)) + u64::from(fold(after))));
     }
-    changed
+    change
 }
 
 /// Builds the ICMP "fragmentation needed" answer to `packet` from a router at `router`, with next-hop MTU `mtu` (RFC
@@ -373,6 +412,8 @@ const TCP_PSH: u8 = 0x08;
 const TCP_CWR: u8 = 0x80;
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
+const OPTION_MSS: u8 = 2;
+const OPTION_MSS_BYTES: usize = 4;
 const OPTION_WINDOW_SCALE: u8 = 3;
 const OPTION_SACK_PERMITTED: u8 = 4;
 const OPTION_TIMESTAMPS: u8 = 8;
@@ -522,13 +563,34 @@ mod tests {
         // MSS, SACK permitted, timestamps, no-operation, window scale: the options that Linux sends.
         let options = [2, 4, 5, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 14];
         let strip = StrippedOptions { sack: true, window_scale: true, timestamps: false };
+        let edit = SynEdit { strip, mss_clamp: None };
+        let stripped = SynChange { stripped: true, clamped: false };
         let mut packet = tcp(TCP_SYN, &options, &[]);
-        assert!(strip_syn_options(&OffloadHeader::default(), &mut packet, strip));
+        assert_eq!(edit_syn(&OffloadHeader::default(), &mut packet, &edit), stripped);
         assert_eq!(packet[40..60], [2, 4, 5, 0xb4, 1, 1, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 1, 1, 1]);
         assert!(transport_checksum_holds(&packet));
-        assert!(!strip_syn_options(&OffloadHeader::default(), &mut packet, strip), "nothing is left to strip");
+        let again = edit_syn(&OffloadHeader::default(), &mut packet, &edit);
+        assert_eq!(again, SynChange::default(), "nothing is left to strip");
         let mut data = tcp(0x10, &options, &[]);
-        assert!(!strip_syn_options(&OffloadHeader::default(), &mut data, strip), "only SYN packets are edited");
+        let data = edit_syn(&OffloadHeader::default(), &mut data, &edit);
+        assert_eq!(data, SynChange::default(), "only SYN packets are edited");
+    }
+
+    #[test]
+    fn a_clamp_lowers_the_mss_of_both_syn_packets_and_never_raises_it() {
+        let clamped = SynChange { stripped: false, clamped: true };
+        // The option begins at an even and at an odd position. The second packet is the SYN of the passive side.
+        let even: &[u8] = &[2, 4, 5, 0xb4, 4, 2, 1, 1];
+        let odd: &[u8] = &[1, 2, 4, 5, 0xb4, 4, 2, 1];
+        for (flags, options, at) in [(TCP_SYN, even, 42), (TCP_SYN | 0x10, odd, 43)] {
+            let mut packet = tcp(flags, options, &[]);
+            let lower = SynEdit { strip: StrippedOptions::default(), mss_clamp: Some(1200) };
+            assert_eq!(edit_syn(&OffloadHeader::default(), &mut packet, &lower), clamped);
+            assert_eq!(packet[at..at + 2], 1200u16.to_be_bytes());
+            assert!(transport_checksum_holds(&packet));
+            let higher = SynEdit { mss_clamp: Some(1201), ..lower };
+            assert_eq!(edit_syn(&OffloadHeader::default(), &mut packet, &higher), SynChange::default());
+        }
     }
 
     #[test]
@@ -565,6 +627,7 @@ mod tests {
     fn garbage_is_refused_and_never_panics() {
         let mut random = crate::model::random::Random::new(11, 0);
         let strip = StrippedOptions { sack: true, window_scale: true, timestamps: true };
+        let edit = SynEdit { strip, mss_clamp: Some(600) };
         let good = tcp(TCP_SYN, &[2, 4, 5, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 14], &payload(200));
         for _ in 0..200_000 {
             let mut packet = good.clone();
@@ -585,7 +648,7 @@ mod tests {
                 segment_bytes: random.up_to(300) as u16,
                 ..OffloadHeader::default()
             };
-            strip_syn_options(&offload, &mut packet, strip);
+            edit_syn(&offload, &mut packet, &edit);
             flow(&packet);
             fragmentation_needed(&packet, 9000, SOURCE, 1400);
             if let Some(shape) = Shape::read(&offload, &packet) {

@@ -90,8 +90,27 @@ pub const PROFILES: &[Profile] = &[
                  policer of 30 Mbit/s with a bucket of 64 KiB; both figures stand for those not reported",
         build: || {
             let mut model = path(100, 320);
-            let bucket = Policer { rate: BitRate::megabits(30), burst: ByteCount(64 << 10), udp_only: false };
-            model.forward.policer = Some(bucket);
+            model.forward.policer = Some(policer(30, ByteCount(64 << 10)));
+            model
+        },
+    },
+    Profile {
+        name: "tigo-5mbit",
+        source: "the same path with the limiter of TIGO's access, removed on 22 Aug 2006 (same report): policer of \
+                 5 Mbit/s; the bucket of ten packets is assumed, the report calls that of a later limiter unusually low",
+        build: || {
+            let mut model = path(100, 320);
+            model.forward.policer = Some(policer(5, ByteCount(15_000)));
+            model
+        },
+    },
+    Profile {
+        name: "tigo-lifted",
+        source: "the same path on 31 Aug 2006, after the limit was lifted to 155 Mbit/s with a burst of 16 MB (same \
+                 report): the access circuit of 155 Mbit/s and its limiter",
+        build: || {
+            let mut model = path(155, 320);
+            model.forward.policer = Some(policer(155, ByteCount(16_000_000)));
             model
         },
     },
@@ -102,6 +121,16 @@ pub const PROFILES: &[Profile] = &[
         build: || {
             let mut model = path(100, 320);
             model.reverse.rate = BitRate::megabits(1);
+            model
+        },
+    },
+    Profile {
+        name: "tigo-asymmetric",
+        source: "the same finding as a policer: the limiter drops the acknowledgements that it does not let through \
+                 (same report, 9 Oct 2006); 1 Mbit/s back with a bucket of ten packets is assumed",
+        build: || {
+            let mut model = path(100, 320);
+            model.reverse.policer = Some(policer(1, ByteCount(15_000)));
             model
         },
     },
@@ -118,7 +147,8 @@ pub const PROFILES: &[Profile] = &[
     },
     Profile {
         name: "cern-australia",
-        source: "CERN to Australia, a WLCG transfer (same report): 1 Gbit/s; 300 ms is assumed",
+        source: "CERN to Australia, a WLCG transfer (same report): 4 MB of buffer against 37 MB; 1 Gbit/s and 300 ms are \
+                 assumed, over which 37 MB is the bandwidth-delay product",
         build: || path(1000, 300),
     },
     Profile {
@@ -152,6 +182,10 @@ fn path(rate_mbit: u64, rtt_ms: u64) -> LinkModel {
 
 fn path_us(rate_mbit: u64, rtt_us: u64) -> LinkModel {
     LinkModel::clean(BitRate::megabits(rate_mbit), Duration::from_micros(rtt_us))
+}
+
+fn policer(rate_mbit: u64, burst: ByteCount) -> Policer {
+    Policer { rate: BitRate::megabits(rate_mbit), burst, udp_only: false }
 }
 
 #[cfg(test)]

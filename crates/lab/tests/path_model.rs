@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sterna_lab::LinkModel;
 use sterna_lab::model::{
-    BurstLoss, Delivery, Direction, DropCause, Flow, Outage, Policer, Queue, Reorder, Verdict, Wire,
+    BurstLoss, Delivery, Direction, DropCause, Flow, Outage, Policer, Queue, Reorder, Shaper, Verdict, Wire,
 };
 use sterna_proto::{BitRate, ByteCount};
 
@@ -141,6 +141,78 @@ fn a_policer_passes_rate_times_time_plus_bucket_and_not_a_packet_more() {
         let passed = paced(&model, count).into_iter().filter_map(delivery).count() as u64 * PACKET as u64;
         let bound = policer.rate.bytes_in(PACKET_TIME * (count - 1)).0 + policer.burst.0;
         assert!(passed <= bound && passed + PACKET as u64 > bound, "{passed} of {bound} bytes in {seconds} s");
+    }
+}
+
+/// Returns the times at which paced packets leave [`path`], without its delay. Fails if one is lost.
+fn departures(model: &LinkModel, count: u32) -> Vec<Duration> {
+    let arrivals = paced(model, count).into_iter().map(|verdict| delivery(verdict).unwrap().at);
+    arrivals.map(|at| at - Duration::from_millis(20)).collect()
+}
+
+#[test]
+fn a_shaper_passes_its_bucket_at_the_rate_of_the_link_and_delays_the_rest_to_its_own() {
+    let mut model = path();
+    let queue = Queue::Time(Duration::from_secs(3600));
+    // The bucket also fills while it empties: 60 packets at 100 Mbit/s, of which 40 % are not refilled.
+    model.forward.shaper = Some(Shaper { rate: BitRate::megabits(60), burst: ByteCount(24 * 1500), queue });
+    let times = departures(&model, 1000);
+    // Packet 57 is the last that finds its tokens: 24 + 0.6 * 57 >= 58.
+    for (index, at) in times[..58].iter().enumerate() {
+        assert_eq!(*at, PACKET_TIME * (index as u32 + 1), "packet {index}");
+    }
+    for (index, pair) in times.windows(2).enumerate().skip(58) {
+        assert!((pair[1] - pair[0]).abs_diff(Duration::from_micros(200)) <= Duration::from_nanos(1), "packet {index}");
+    }
+    let passed = 1000 * 1500;
+    let bound = BitRate::megabits(60).bytes_in(times[999] - PACKET_TIME).0 + 24 * 1500;
+    assert!((passed - 1..=passed + 1).contains(&bound), "{passed} bytes passed, {bound} may");
+}
+
+#[test]
+fn a_shaper_without_a_bucket_is_a_slower_link_and_an_idle_one_fills_its_bucket_again() {
+    let mut model = path();
+    model.forward.shaper = Some(Shaper { rate: BitRate::megabits(50), burst: ByteCount(0), queue: Queue::Bdp(1.0) });
+    let times = departures(&model, 100);
+    assert!(times.iter().enumerate().all(|(index, at)| *at == PACKET_TIME * (2 * index as u32 + 3)), "{times:?}");
+    let burst = ByteCount(10 * 1500);
+    model.forward.shaper = Some(Shaper { rate: BitRate::megabits(10), burst, queue: Queue::Bdp(1.0) });
+    let mut direction = Direction::forward(&model);
+    // 12 ms fill the bucket. 3 ms fill a quarter of it: 2 of 3 packets do not wait.
+    for (start_ms, undelayed) in [(0, 10), (24, 10), (24 + 3, 2)] {
+        let start = Duration::from_millis(start_ms);
+        let count = if start_ms == 24 + 3 { 3 } else { 10 };
+        let times: Vec<Duration> = (0..count)
+            .map(|_| {
+                delivery(direction.offer(start, PACKET, Flow::tcp(1))).unwrap().at - Duration::from_millis(20) - start
+            })
+            .collect();
+        let at_once = (1u32..).zip(&times).filter(|(index, at)| **at == PACKET_TIME * *index).count();
+        assert_eq!(at_once, undelayed, "from {start:?}: {times:?}");
+    }
+}
+
+#[test]
+fn a_full_shaper_drops_and_delays_by_its_queue_at_most() {
+    for (queue, bytes) in [
+        (Queue::Bytes(ByteCount(30_000)), 30_000),
+        (Queue::Time(Duration::from_millis(4)), 10_000),
+        // 20 Mbit/s over 40 ms: the BDP is that of the shaper, not of the link.
+        (Queue::Bdp(0.5), 50_000),
+    ] {
+        let mut model = path();
+        model.reverse.shaper = Some(Shaper { rate: BitRate::megabits(20), burst: ByteCount(3000), queue });
+        let mut direction = Direction::reverse(&model);
+        let kept = (0..100).filter_map(|_| delivery(direction.offer(Duration::ZERO, PACKET, Flow::tcp(1))));
+        let kept: Vec<Delivery> = kept.collect();
+        // The bucket, the queue, and the packet whose tokens arrive next.
+        assert_eq!(kept.len() as u64, 2 + bytes / PACKET as u64 + 1);
+        let counters = direction.counters();
+        assert_eq!((counters.dropped.shaper, counters.dropped.queue), (100 - kept.len() as u64, 0));
+        assert_eq!(counters.shaped_packets, kept.len() as u64 - 2);
+        let longest = kept[kept.len() - 1].at - Duration::from_millis(20) - PACKET_TIME;
+        assert_eq!(longest, BitRate::megabits(20).time_for(ByteCount(1500 * (kept.len() as u64 - 2))));
+        assert!(direction.bytes_in_flight_max() as u64 >= 500_000 + bytes, "{}", direction.bytes_in_flight_max());
     }
 }
 

@@ -6,9 +6,9 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use sterna_lab::model::{Outage, Queue};
+use sterna_lab::model::{Outage, Queue, Shaper};
 use sterna_lab::{Counters, Lab, LabOptions, LinkModel};
-use sterna_proto::BitRate;
+use sterna_proto::{BitRate, ByteCount};
 
 /// Starts a lab. Names are unique to the test, so that tests may run at the same time.
 fn start(name: &str, model: &LinkModel) -> Option<Lab> {
@@ -16,8 +16,11 @@ fn start(name: &str, model: &LinkModel) -> Option<Lab> {
         println!("skipped: the lab needs root and /dev/net/tun");
         return None;
     }
-    let options = LabOptions { name: Some(format!("test-{name}-{}", std::process::id())), ..LabOptions::default() };
-    Some(Lab::start(model, &options).unwrap())
+    Some(Lab::start(model, &LabOptions { name: Some(unique(name)), ..LabOptions::default() }).unwrap())
+}
+
+fn unique(name: &str) -> String {
+    format!("test-{name}-{}", std::process::id())
 }
 
 fn path() -> LinkModel {
@@ -102,6 +105,44 @@ fn a_packet_above_the_path_mtu_is_answered_and_tcp_adapts() {
     let counters = lab.finish().unwrap();
     assert_sound(&counters);
     assert!(counters.router.icmp_sent > 0 && counters.networks[0].forward.dropped.mtu > 0, "{counters:?}");
+}
+
+#[test]
+fn a_clamped_mss_and_a_shaper_act_on_real_connections() {
+    let mut model = path();
+    model.mss_clamp = Some(1000);
+    let shaper = Shaper { rate: BitRate::megabits(100), burst: ByteCount(20_000), queue: Queue::Bdp(1.0) };
+    model.forward.shaper = Some(shaper);
+    let Some(lab) = start("clamp", &model) else { return };
+    transfer(&lab, &payload(1_000_000));
+    let counters = lab.finish().unwrap();
+    assert_sound(&counters);
+    // The SYN of each side, and those that were sent again.
+    assert!(counters.router.mss_clamped >= 2, "{counters:?}");
+    let forward = &counters.networks[0].forward;
+    assert!(forward.carried_packets >= 1000 && forward.shaped_packets > 100, "{forward:?}");
+}
+
+#[test]
+fn a_setting_of_one_host_leaves_the_other() {
+    let Some(_) = start("settings-probe", &path()) else { return };
+    let setting = |value: &str| vec![("net.ipv4.tcp_sack".to_owned(), value.to_owned())];
+    let options = LabOptions {
+        name: Some(unique("settings")),
+        sysctls: setting("1"),
+        host_sysctls: [setting("0"), Vec::new()],
+        ..LabOptions::default()
+    };
+    let lab = Lab::start(&path(), &options).unwrap();
+    let sack = |host: &sterna_lab::Host| {
+        let output = host.command("cat").arg("/proc/sys/net/ipv4/tcp_sack").output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    assert_eq!([lab.host_a(), lab.host_b()].map(sack), ["0", "1"]);
+    let whole = [Vec::new(), vec![("net.core.rmem_max".to_owned(), "4194304".to_owned())]];
+    let options = LabOptions { name: Some(unique("whole")), host_sysctls: whole, ..LabOptions::default() };
+    let error = Lab::start(&path(), &options).err().unwrap();
+    assert!(error.text().contains("net.core.rmem_max") && error.text().contains("--sysctl"), "{error}");
 }
 
 #[test]

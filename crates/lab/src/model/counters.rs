@@ -10,6 +10,8 @@ pub enum DropCause {
     Mtu,
     /// The policer's bucket was empty.
     Policer,
+    /// The shaper's queue was full.
+    Shaper,
     /// The queue was full.
     Queue,
     /// An outage.
@@ -27,6 +29,8 @@ pub struct Dropped {
     pub mtu: u64,
     /// The policer's bucket was empty.
     pub policer: u64,
+    /// The shaper's queue was full.
+    pub shaper: u64,
     /// The queue was full.
     pub queue: u64,
     /// An outage.
@@ -56,6 +60,8 @@ pub struct DirectionCounters {
     pub dropped: Dropped,
     /// Largest length of the queue, bytes.
     pub queue_bytes_max: u64,
+    /// Packets that waited for tokens of the shaper.
+    pub shaped_packets: u64,
     /// Most bytes sent into the path within any second, to a millisecond. The second need not start on a whole second.
     pub busiest_second_bytes: u64,
 }
@@ -103,6 +109,7 @@ impl Dropped {
         let counter = match cause {
             DropCause::Mtu => &mut self.mtu,
             DropCause::Policer => &mut self.policer,
+            DropCause::Shaper => &mut self.shaper,
             DropCause::Queue => &mut self.queue,
             DropCause::Outage => &mut self.outage,
             DropCause::Loss => &mut self.loss,
@@ -113,7 +120,7 @@ impl Dropped {
 
     /// Returns the number of packets dropped for any cause.
     pub fn total(&self) -> u64 {
-        self.mtu + self.policer + self.queue + self.outage + self.loss + self.burst_loss
+        self.mtu + self.policer + self.shaper + self.queue + self.outage + self.loss + self.burst_loss
     }
 }
 

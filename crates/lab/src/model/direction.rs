@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use super::bucket::{PolicerBucket, ShaperBucket};
 use super::counters::{BusiestSecond, DirectionCounters, DropCause};
 use super::random::{Random, mix, threshold};
-use super::{BurstLoss, DirectionModel, LinkModel, Outage, Policer, Reorder};
+use super::{BurstLoss, DirectionModel, LinkModel, Outage, Reorder};
 
 /// A flow, as routers distinguish flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -63,7 +64,8 @@ pub enum Order {
 pub struct Direction {
     rate_bits: u64,
     queue_ns: u64,
-    policer: Option<Bucket>,
+    policer: Option<PolicerBucket>,
+    shaper: Option<ShaperBucket>,
     outages: Vec<Outage>,
     /// An outage that lasts until it is ended by [`Direction::set_cut`].
     cut: bool,
@@ -104,14 +106,6 @@ struct Burst {
     random: Random,
 }
 
-#[derive(Clone, Debug)]
-struct Bucket {
-    model: Policer,
-    /// Tokens in bits times 10^9, so that filling by nanoseconds is exact.
-    level: u128,
-    filled_ns: u64,
-}
-
 /// One of the two directions of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
@@ -139,7 +133,8 @@ impl Direction {
         Self {
             rate_bits,
             queue_ns: nanos(direction.rate.time_for(direction.queue_bytes(model.rtt))),
-            policer: direction.policer.map(Bucket::full),
+            policer: direction.policer.map(PolicerBucket::full),
+            shaper: direction.shaper.map(|shaper| ShaperBucket::full(shaper, model.rtt)),
             outages: model.outages.clone(),
             cut: false,
             loss: Chance::new(direction.loss, random(PURPOSE_LOSS)),
@@ -181,11 +176,15 @@ impl Direction {
         if len > self.mtu {
             return Err(DropCause::Mtu);
         }
-        let policer = self.policer.as_mut().filter(|bucket| flow.is_udp || !bucket.model.udp_only);
-        if policer.is_some_and(|bucket| !bucket.take(now_ns, len)) {
+        if self.policer.as_mut().is_some_and(|policer| !policer.passes(now_ns, len, flow)) {
             return Err(DropCause::Policer);
         }
-        let sent_ns = self.transmit(now_ns, len).ok_or(DropCause::Queue)?;
+        let shaped_ns = match &mut self.shaper {
+            Some(shaper) => shaper.pass(now_ns, len).ok_or(DropCause::Shaper)?,
+            None => now_ns,
+        };
+        self.counters.shaped_packets += u64::from(shaped_ns > now_ns);
+        let sent_ns = self.transmit(shaped_ns, len).ok_or(DropCause::Queue)?;
         let sent = Duration::from_nanos(sent_ns);
         if self.cut || self.outages.iter().any(|outage| outage.covers(sent)) {
             return Err(DropCause::Outage);
@@ -244,15 +243,15 @@ impl Direction {
         self.cut = cut;
     }
 
-    /// Returns the most bytes that can be in flight: a full queue, plus the longest delay including jitter and
-    /// reordering.
+    /// Returns the most bytes that can be in flight: full queues, plus the longest delay including jitter and reordering.
     pub fn bytes_in_flight_max(&self) -> usize {
         let longest_ns = self.ways.iter().map(|way| way.delay_ns).max().unwrap_or(0);
         let held_ns = self.reorder.as_ref().map_or(0, |(reorder, _)| nanos(reorder.delay));
         let ns =
             [self.queue_ns, longest_ns, self.jitter_ns, held_ns].iter().fold(0, |sum: u64, ns| sum.saturating_add(*ns));
-        usize::try_from(u128::from(ns) * u128::from(self.rate_bits) / u128::from(BITS_NS_PER_BYTE))
-            .unwrap_or(usize::MAX)
+        let on_the_way = u128::from(ns) * u128::from(self.rate_bits) / u128::from(BITS_NS_PER_BYTE);
+        let shaped = self.shaper.as_ref().map_or(0, ShaperBucket::queue_bytes);
+        usize::try_from(on_the_way.saturating_add(shaped)).unwrap_or(usize::MAX)
     }
 
     /// Returns the counters since the start.
@@ -281,36 +280,12 @@ impl Burst {
     }
 }
 
-impl Bucket {
-    fn full(model: Policer) -> Self {
-        let mut bucket = Self { model, level: 0, filled_ns: 0 };
-        bucket.level = bucket.depth();
-        bucket
-    }
-
-    fn depth(&self) -> u128 {
-        u128::from(self.model.burst.0) * u128::from(BITS_NS_PER_BYTE)
-    }
-
-    fn take(&mut self, now_ns: u64, len: usize) -> bool {
-        let elapsed_ns = now_ns.saturating_sub(self.filled_ns);
-        self.filled_ns = self.filled_ns.max(now_ns);
-        self.level = (self.level + u128::from(elapsed_ns) * u128::from(self.model.rate.0)).min(self.depth());
-        let cost = len as u128 * u128::from(BITS_NS_PER_BYTE);
-        let passes = self.level >= cost;
-        if passes {
-            self.level -= cost;
-        }
-        passes
-    }
-}
-
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// One byte is 8 bits. Times 10^9, so that division by bit/s gives nanoseconds.
-const BITS_NS_PER_BYTE: u64 = 8_000_000_000;
+pub(super) const BITS_NS_PER_BYTE: u64 = 8_000_000_000;
 const ZERO: Duration = Duration::ZERO;
 
 const PURPOSE_LOSS: u64 = 1;

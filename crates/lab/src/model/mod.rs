@@ -4,10 +4,11 @@
 //! bytes and to allocate per packet. Time enters as the [`Duration`] since the start of the path. Packets enter as a
 //! length and a flow, and verdicts leave. The TUN router and the tests in virtual time use the same state machine.
 //!
-//! A packet passes first the path MTU, the policer and the queue. Then follow the rate (whole IP packets, no lower
-//! layers), the outages, bursty loss and random loss. Delay, jitter, reordering and duplication come last. Loss follows
-//! the rate, as on a noisy radio link: a lost packet has used the link.
+//! A packet passes first the path MTU, the policer, the shaper and the queue. Then follow the rate (whole IP packets, no
+//! lower layers), the outages, bursty loss and random loss. Delay, jitter, reordering and duplication come last. Loss
+//! follows the rate, as on a noisy radio link: a lost packet has used the link.
 
+mod bucket;
 mod counters;
 mod direction;
 mod flight;
@@ -43,6 +44,8 @@ pub struct LinkModel {
     pub ecmp: Vec<Duration>,
     /// TCP options that a middlebox removes from SYN packets.
     pub strip: StrippedOptions,
+    /// Largest MSS that a middlebox leaves in the SYN packets of both directions, bytes; `None`: SYN packets keep theirs.
+    pub mss_clamp: Option<u16>,
     /// Times when no packet passes in either direction.
     pub outages: Vec<Outage>,
     /// A second network between the same two hosts.
@@ -64,6 +67,8 @@ pub struct DirectionModel {
     pub burst_loss: Option<BurstLoss>,
     /// Token bucket that drops excess packets.
     pub policer: Option<Policer>,
+    /// Token bucket that delays excess packets.
+    pub shaper: Option<Shaper>,
     /// Largest extra delay of a packet, uniform from zero; never reorders packets.
     pub jitter: Duration,
     /// Delay of some packets so that later packets overtake them.
@@ -103,6 +108,17 @@ pub struct Policer {
     pub burst: ByteCount,
     /// True if the policer limits only UDP, as operators configure against floods; other traffic passes.
     pub udp_only: bool,
+}
+
+/// A token bucket with a queue: `burst` bytes pass at the rate of the link, and the rest follows at `rate`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shaper {
+    /// Rate at which the bucket fills; counts whole IP packets.
+    pub rate: BitRate,
+    /// Size of the bucket; it starts full. 0: every packet waits for the tokens of its own length.
+    pub burst: ByteCount,
+    /// Drop-tail queue of packets that wait for tokens. A share of the bandwidth-delay product is that of `rate`.
+    pub queue: Queue,
 }
 
 /// Packets held back so that later packets overtake them.
@@ -155,6 +171,7 @@ impl LinkModel {
             icmp: true,
             ecmp: Vec::new(),
             strip: StrippedOptions::default(),
+            mss_clamp: None,
             outages: Vec::new(),
             second: None,
             seed: 1,
@@ -176,6 +193,7 @@ impl DirectionModel {
             loss: 0.0,
             burst_loss: None,
             policer: None,
+            shaper: None,
             jitter: Duration::ZERO,
             reorder: None,
             duplicate: 0.0,
@@ -184,10 +202,17 @@ impl DirectionModel {
 
     /// Returns the capacity of the queue on a path with round-trip time `rtt`.
     pub fn queue_bytes(&self, rtt: Duration) -> ByteCount {
-        match self.queue {
-            Queue::Bytes(bytes) => bytes,
-            Queue::Time(time) => self.rate.bytes_in(time),
-            Queue::Bdp(share) => ByteCount((bandwidth_delay_product(self.rate, rtt).0 as f64 * share) as u64),
+        self.queue.bytes(self.rate, rtt)
+    }
+}
+
+impl Queue {
+    /// Returns the capacity before a bottleneck of `rate`, on a path with round-trip time `rtt`.
+    pub fn bytes(self, rate: BitRate, rtt: Duration) -> ByteCount {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Time(time) => rate.bytes_in(time),
+            Self::Bdp(share) => ByteCount((bandwidth_delay_product(rate, rtt).0 as f64 * share) as u64),
         }
     }
 }

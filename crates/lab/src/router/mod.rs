@@ -24,10 +24,10 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
-use crate::model::{Delivery, Direction, DirectionCounters, DropCause, InFlight, LinkModel, StrippedOptions, Verdict};
+use crate::model::{Delivery, Direction, DirectionCounters, DropCause, InFlight, LinkModel, Verdict};
 use crate::packet::{
-    HEADERS_BYTES_MAX, OFFLOAD_HEADER_BYTES, OffloadHeader, Shape, flow, forbids_fragments, fragmentation_needed,
-    strip_syn_options,
+    HEADERS_BYTES_MAX, OFFLOAD_HEADER_BYTES, OffloadHeader, Shape, SynEdit, edit_syn, flow, forbids_fragments,
+    fragmentation_needed,
 };
 use crate::sys;
 use ring::{PacketRing, RECORD_BYTES_MAX};
@@ -70,6 +70,8 @@ pub struct RouterCounters {
     pub icmp_sent: u64,
     /// SYN packets from which an option was removed.
     pub options_stripped: u64,
+    /// SYN packets whose MSS was lowered.
+    pub mss_clamped: u64,
 }
 
 /// Both directions of one network.
@@ -172,7 +174,7 @@ struct Leg {
     ring: PacketRing,
     from: usize,
     to: usize,
-    strip: StrippedOptions,
+    syn_edit: SynEdit,
     /// MTU and source address of ICMP answers, if the path answers packets that are too large.
     icmp: Option<(u16, [u8; 4])>,
 }
@@ -343,7 +345,7 @@ impl Leg {
         let model = &network.model;
         let ring = PacketRing::new(direction.bytes_in_flight_max() * RING_SLACK_NUMERATOR / 4 + RING_SPARE_BYTES);
         let icmp = model.icmp.then(|| (model.path_mtu.unwrap_or(model.mtu), network.router_address));
-        Self { direction, flight: InFlight::new(), ring, from, to, strip: model.strip, icmp }
+        Self { direction, flight: InFlight::new(), ring, from, to, syn_edit: SynEdit::of(model), icmp }
     }
 
     /// Decides about the record of `len` bytes that was just read into the ring's spare room.
@@ -367,8 +369,10 @@ impl Leg {
             figures.malformed += 1;
             return;
         };
-        if self.strip.any() && strip_syn_options(&offload, packet, self.strip) {
-            figures.options_stripped += 1;
+        if self.syn_edit.any() {
+            let change = edit_syn(&offload, packet, &self.syn_edit);
+            figures.options_stripped += u64::from(change.stripped);
+            figures.mss_clamped += u64::from(change.clamped);
         }
         let flow = flow(packet);
         accepted.clear();
