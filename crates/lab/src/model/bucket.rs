@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::direction::{BITS_NS_PER_BYTE, Flow, nanos};
+use super::time::{BITS_NS_PER_BYTE, nanos};
 use super::{Policer, Shaper};
 
 /// A bucket that fills with time.
@@ -47,11 +47,13 @@ impl PolicerBucket {
         Self { tokens: Tokens::full(model.rate.0, model.burst.0), udp_only: model.udp_only }
     }
 
+    /// Returns true if the policer limits only UDP.
+    pub(super) fn is_udp_only(&self) -> bool {
+        self.udp_only
+    }
+
     /// Returns true if the packet passes, and takes its tokens.
-    pub(super) fn passes(&mut self, now_ns: u64, len: usize, flow: Flow) -> bool {
-        if self.udp_only && !flow.is_udp {
-            return true;
-        }
+    pub(super) fn passes(&mut self, now_ns: u64, len: usize) -> bool {
         self.tokens.fill(now_ns);
         let passes = self.tokens.level >= cost(len);
         if passes {

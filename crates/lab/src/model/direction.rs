@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::bucket::{PolicerBucket, ShaperBucket};
 use super::counters::{BusiestSecond, DirectionCounters, DropCause};
 use super::random::{Random, mix, threshold};
+use super::time::{BITS_NS_PER_BYTE, nanos};
 use super::{BurstLoss, DirectionModel, LinkModel, Outage, Reorder};
 
 /// A flow, as routers distinguish flows.
@@ -176,7 +177,8 @@ impl Direction {
         if len > self.mtu {
             return Err(DropCause::Mtu);
         }
-        if self.policer.as_mut().is_some_and(|policer| !policer.passes(now_ns, len, flow)) {
+        let policer = self.policer.as_mut().filter(|policer| flow.is_udp || !policer.is_udp_only());
+        if policer.is_some_and(|policer| !policer.passes(now_ns, len)) {
             return Err(DropCause::Policer);
         }
         let shaped_ns = match &mut self.shaper {
@@ -243,7 +245,8 @@ impl Direction {
         self.cut = cut;
     }
 
-    /// Returns the most bytes that can be in flight: full queues, plus the longest delay including jitter and reordering.
+    /// Returns the most bytes that can be in flight: full queues, plus the longest delay including jitter and
+    /// reordering.
     pub fn bytes_in_flight_max(&self) -> usize {
         let longest_ns = self.ways.iter().map(|way| way.delay_ns).max().unwrap_or(0);
         let held_ns = self.reorder.as_ref().map_or(0, |(reorder, _)| nanos(reorder.delay));
@@ -280,12 +283,6 @@ impl Burst {
     }
 }
 
-pub(crate) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// One byte is 8 bits. Times 10^9, so that division by bit/s gives nanoseconds.
-pub(super) const BITS_NS_PER_BYTE: u64 = 8_000_000_000;
 const ZERO: Duration = Duration::ZERO;
 
 const PURPOSE_LOSS: u64 = 1;

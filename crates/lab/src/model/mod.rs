@@ -4,15 +4,16 @@
 //! bytes and to allocate per packet. Time enters as the [`Duration`] since the start of the path. Packets enter as a
 //! length and a flow, and verdicts leave. The TUN router and the tests in virtual time use the same state machine.
 //!
-//! A packet passes first the path MTU, the policer, the shaper and the queue. Then follow the rate (whole IP packets, no
-//! lower layers), the outages, bursty loss and random loss. Delay, jitter, reordering and duplication come last. Loss
-//! follows the rate, as on a noisy radio link: a lost packet has used the link.
+//! A packet passes first the path MTU, the policer, the shaper and the queue. Then follow the rate (whole IP packets,
+//! no lower layers), the outages, bursty loss and random loss. Delay, jitter, reordering and duplication come last.
+//! Loss follows the rate, as on a noisy radio link: a lost packet has used the link.
 
 mod bucket;
 mod counters;
 mod direction;
 mod flight;
 pub(crate) mod random;
+mod time;
 
 use std::time::Duration;
 
@@ -20,9 +21,9 @@ use sterna_proto::quantity::bandwidth_delay_product;
 use sterna_proto::{BitRate, ByteCount};
 
 pub use counters::{DirectionCounters, DropCause, Dropped};
-pub(crate) use direction::nanos;
 pub use direction::{Delivery, Direction, Flow, Order, Verdict};
 pub use flight::{InFlight, Wire};
+pub(crate) use time::nanos;
 
 /// A path between two hosts, both directions.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +45,7 @@ pub struct LinkModel {
     pub ecmp: Vec<Duration>,
     /// TCP options that a middlebox removes from SYN packets.
     pub strip: StrippedOptions,
-    /// Largest MSS that a middlebox leaves in the SYN packets of both directions, bytes; `None`: SYN packets keep theirs.
+    /// Largest MSS that a middlebox leaves in the SYN packets of both directions, bytes; `None`: no change.
     pub mss_clamp: Option<u16>,
     /// Times when no packet passes in either direction.
     pub outages: Vec<Outage>,
