@@ -1,0 +1,413 @@
+"""Conditions of a path that the path doctor must recognise, with random parameters. Used by bench/doctor.py.
+
+A case is one cause, or two, in the lab: the path, the settings of both hosts and the programs beside the doctor. It
+carries the setup after the remedy of the first cause, so that a predicted gain can be compared with a measured one.
+"Forward" is from host a, where the doctor runs, to host b, where the agent runs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from limits import between
+
+# Round trips of the proof, ms.
+RTTS = (8, 60, 150, 320, 660)
+# Highest rate of a path by round trip, Mbit/s. Reason: the router of the lab shares two processors with both hosts, and
+# a test must reach its steady state.
+RATE_MAX = {8: 300, 60: 300, 150: 200, 320: 100, 660: 50}
+# Buffers that limit no path of this file.
+BUFFER = 67_108_864
+# Part of a receive buffer that becomes window, with packets of 1500 bytes on Linux 6.6 and later.
+WINDOW_RATIO = 0.895
+# Part of a send buffer that is payload in flight.
+SEND_RATIO = 0.97
+# Payload per byte of an IP packet: TCP with timestamps at MTU 1500.
+PAYLOAD = 1448 / 1500
+SEGMENT_BITS = 1448 * 8
+# Part of the rate of a policer at which a sender is paced as its remedy.
+PACED = 0.95
+EITHER = ""
+
+Settings = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One state of path and hosts. path: flags of `sterna lab up`; a, b: kernel settings of one host."""
+
+    path: Settings
+    a: Settings = field(default_factory=dict)
+    b: Settings = field(default_factory=dict)
+    max_rate: str = ""  # of the doctor
+    paced: tuple[str, float] | None = None  # host whose sending is shaped, and its rate, Mbit/s
+    cross: tuple[tuple[str, ...], ...] = ()  # flags of iperf3 clients that run beside the doctor; -R: from b
+    slow: str = ""  # host with a throttled disk
+    throttle: int = 0  # rate of this disk, bytes/s
+    quota: str = ""  # host whose program has a CPU quota
+    percent: int = 100  # of one processor
+    program: tuple[str, float] | None = None  # program that --watch observes: slow_writer or slow_reader, its Mbit/s
+
+    def with_path(self, **flags: str | None) -> Setup:
+        """Returns a copy with other flags of the path; `None` removes one. An underscore stands for a hyphen."""
+        path = {**self.path, **{name.replace("_", "-"): value for name, value in flags.items() if value is not None}}
+        for name in [name.replace("_", "-") for name, value in flags.items() if value is None]:
+            path.pop(name, None)
+        return replace(self, path=path)
+
+    def with_host(self, host: str, **settings: str) -> Setup:
+        """Returns a copy with other settings (`net.ipv4.` is added) of host a or b."""
+        return replace(self, **{host: {**getattr(self, host), **{f"net.ipv4.{k}": v for k, v in settings.items()}}})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A condition. expect: its causes, the binding one first. fixed: the setup after the remedy of the first cause."""
+
+    expect: tuple[str, ...]
+    way: str
+    setup: Setup
+    fixed: Setup | None = None
+    facts: dict[str, float] = field(default_factory=dict)  # imposed numbers by the names of the verdict
+    modes: tuple[float, ...] = ()  # imposed round trips, s
+    seconds: float = 0  # time of the examination, if not the default
+
+
+def sender(way: str) -> str:
+    return "b" if way == "reverse" else "a"
+
+
+def receiver(way: str) -> str:
+    return "a" if way == "reverse" else "b"
+
+
+def flag(way: str, name: str) -> str:
+    """Returns the name of a flag of `lab up` that applies to one direction."""
+    return f"reverse_{name}" if way == "reverse" else name
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Parameters that all cases draw: a direction and a clean path."""
+
+    way: str
+    rtt: int
+    mbit: float
+    setup: Setup
+
+    @property
+    def bdp(self) -> float:
+        """Bandwidth-delay product, bytes."""
+        return self.mbit * 1e6 / 8 * self.rtt / 1e3
+
+
+def drawn(draw: random.Random, rtts: tuple[int, ...] = RTTS, least: float = 0.3, most: float = 1.0) -> Drawn:
+    """Draws a clean path. least, most: range of its rate, as parts of `RATE_MAX`."""
+    way, rtt = draw.choice(("forward", "reverse")), draw.choice(rtts)
+    mbit = round(between(draw, least * RATE_MAX[rtt], most * RATE_MAX[rtt]), 1)
+    path = {"rate": f"{mbit * 1000:.0f}kbit", "rtt": f"{rtt}ms", "queue": f"{between(draw, 0.8, 1.5):.2f}bdp"}
+    return Drawn(way, rtt, mbit, Setup(path))
+
+
+def cubic_loss(mbit: float, rtt: float) -> float:
+    """Returns the loss at which CUBIC has a rate (RFC 9438, at least Reno's)."""
+    packets = mbit * 1e6 / SEGMENT_BITS * rtt / 1e3
+    of_cubic = (1.054 * (rtt / 1e3) ** 0.75 / packets) ** (4 / 3)
+    return max(of_cubic, (1.22 / packets) ** 2)
+
+
+def lossy(way: str, share: float) -> dict[str, str]:
+    lost = f"{share * 100:.5f}%"
+    return {"loss": "0" if way == "reverse" else lost, "reverse_loss": lost if way == "reverse" else "0"}
+
+
+def rmem(most: float) -> dict[str, str]:
+    return {"tcp_rmem": f"4096 {min(131072, int(most))} {int(most)}"}
+
+
+def wmem(most: float) -> dict[str, str]:
+    return {"tcp_wmem": f"4096 16384 {int(most)}"}
+
+
+def receive_buffer(draw: random.Random) -> Case:
+    path = drawn(draw)
+    buffer = path.bdp / WINDOW_RATIO * between(draw, 0.15, 0.6)
+    return Case(("receive_buffer",), path.way, path.setup.with_host(receiver(path.way), **rmem(buffer)), path.setup)
+
+
+def send_buffer(draw: random.Random) -> Case:
+    path = drawn(draw)
+    buffer = path.bdp / SEND_RATIO * between(draw, 0.15, 0.6)
+    return Case(("send_buffer",), path.way, path.setup.with_host(sender(path.way), **wmem(buffer)), path.setup)
+
+
+def slow_ramp(draw: random.Random) -> Case:
+    """Jitter of a long path ends the slow start of CUBIC early (HyStart), and its window then grows slowly."""
+    path = drawn(draw, rtts=(320, 660), least=0.6)
+    jitter = f"{between(draw, 20, 30):.0f}ms"
+    return Case(("slow_ramp",), EITHER, path.setup.with_path(jitter=jitter), path.setup)
+
+
+def no_scaling_on_the_way(draw: random.Random) -> Case:
+    path = drawn(draw, rtts=RTTS[1:])
+    return Case(("no_window_scaling",), EITHER, path.setup.with_path(strip="wscale"), path.setup)
+
+
+def no_scaling_at_an_end(draw: random.Random) -> Case:
+    path = drawn(draw, rtts=RTTS[1:])
+    host = draw.choice("ab")
+    return Case(("no_window_scaling",), EITHER, path.setup.with_host(host, tcp_window_scaling="0"), path.setup)
+
+
+def no_sack_on_the_way(draw: random.Random) -> Case:
+    path = drawn(draw)
+    return Case(("no_sack",), EITHER, path.setup.with_path(strip="sack"), path.setup)
+
+
+def no_sack_at_an_end(draw: random.Random) -> Case:
+    path = drawn(draw)
+    return Case(("no_sack",), EITHER, path.setup.with_host(draw.choice("ab"), tcp_sack="0"), path.setup)
+
+
+def no_timestamps_on_the_way(draw: random.Random) -> Case:
+    path = drawn(draw)
+    return Case(("no_timestamps",), EITHER, path.setup.with_path(strip="timestamps"), path.setup)
+
+
+def no_timestamps_at_an_end(draw: random.Random) -> Case:
+    path = drawn(draw)
+    return Case(("no_timestamps",), EITHER, path.setup.with_host(draw.choice("ab"), tcp_timestamps="0"), path.setup)
+
+
+def modes_of(path: Drawn, extra_ms: list[float]) -> tuple[str, tuple[float, ...]]:
+    """Returns the flag of the lab and the round trips, s, for equal-cost paths that are longer by `extra_ms`."""
+    return ",".join(f"{extra:.1f}ms" for extra in extra_ms), tuple(sorted({(path.rtt + extra) / 1e3 for extra in extra_ms}))
+
+
+def rtt_modes(draw: random.Random) -> Case:
+    """One of some equal-cost paths is longer, by at least 2.5 ms: less is the jitter of hosts."""
+    path = drawn(draw)
+    longer = round(max(2.5, path.rtt * between(draw, 0.06, 0.5)), 1)
+    ecmp, modes = modes_of(path, [0.0] * (draw.choice((2, 4, 8)) - 1) + [longer])
+    return Case(("rtt_modes",), EITHER, path.setup.with_path(ecmp=ecmp), path.setup, modes=modes)
+
+
+def random_loss(draw: random.Random) -> Case:
+    path = drawn(draw)
+    loss = cubic_loss(path.mbit * between(draw, 0.1, 0.5), path.rtt)
+    return Case(("random_loss",), path.way, path.setup.with_path(**lossy(path.way, loss)), path.setup, {"packets": loss})
+
+
+def cross_of(way: str, *flags: str) -> tuple[str, ...]:
+    return (*flags, "-R") if way == "reverse" else flags
+
+
+def congestion_tcp(draw: random.Random) -> Case:
+    """Long connections of others fill the path before the doctor comes."""
+    path = drawn(draw, rtts=(8, 60, 150))
+    flows = cross_of(path.way, "-P", str(draw.choice((2, 4, 8))), "-C", "cubic")
+    return Case(("congestion",), path.way, replace(path.setup, cross=(flows,)))
+
+
+def congestion_udp(draw: random.Random) -> Case:
+    """Traffic of others that does not yield: most of the path, in bursts that fill its queue."""
+    path = drawn(draw, rtts=(8, 60, 150))
+    steady = cross_of(path.way, "-u", "-l", "1400", "-b", f"{path.mbit * between(draw, 0.4, 0.6):.1f}M")
+    bursts = cross_of(path.way, "-P", "2", "-C", "cubic")
+    return Case(("congestion",), path.way, replace(path.setup, cross=(steady, bursts)))
+
+
+def policed(path: Drawn, mbit: float, burst: float) -> tuple[Setup, dict[str, float]]:
+    """Returns the setup with a policer, and its numbers as they are imposed."""
+    bits, size = int(mbit * 1e6), int(burst)
+    setup = path.setup.with_path(**{flag(path.way, "policer"): f"{bits // 1000}kbit:{size}"})
+    return setup, {"rate_bps": bits // 1000 * 1000, "burst_bytes": size}
+
+
+def policer(draw: random.Random, least: float, most: float) -> Case:
+    """least, most: range of the bucket, s of its rate."""
+    path = drawn(draw)
+    mbit = max(path.mbit * between(draw, 0.15, 0.5), 2)
+    setup, facts = policed(path, mbit, max(mbit * 1e6 / 8 * between(draw, least, most), 15_000))
+    return Case(("policer",), path.way, setup, replace(setup, paced=(sender(path.way), mbit * PACED)), facts)
+
+
+def shaper(draw: random.Random) -> Case:
+    path = drawn(draw)
+    mbit = max(path.mbit * between(draw, 0.2, 0.5), 2)
+    burst = int(max(mbit * 1e6 / 8 * between(draw, 0.1, 0.5), 100_000))
+    given = f"{mbit * 1000:.0f}kbit:{burst}:{between(draw, 0.8, 1.5):.2f}bdp"
+    facts = {"rate_bps": round(mbit * 1000) * 1000, "burst_bytes": burst}
+    return Case(("shaper",), path.way, path.setup.with_path(**{flag(path.way, "shaper"): given}), facts=facts)
+
+
+def thin_return(draw: random.Random, path: Drawn, least: float, most: float) -> Setup:
+    """Returns a path whose return direction has a fraction of its rate, from `least` to `most`."""
+    kbit = path.mbit * 1000 * between(draw, least, most)
+    back = {"rate": f"{path.mbit * 1000:.0f}kbit", "reverse_rate": f"{kbit:.0f}kbit", "queue": "60ms"}
+    return path.setup.with_path(**back)
+
+
+def ack_path(draw: random.Random) -> Case:
+    path = drawn(draw, rtts=(8, 60, 150), least=0.5)
+    return Case(("ack_path",), "forward", thin_return(draw, path, *ACK_RATES), path.setup)
+
+
+def ack_policer(draw: random.Random) -> Case:
+    """The return direction drops what is above its rate, as the limiter of SMART-1."""
+    path = drawn(draw, rtts=(8, 60, 150), least=0.5)
+    kbit = path.mbit * 1000 * between(draw, *ACK_RATES)
+    setup = path.setup.with_path(reverse_policer=f"{kbit:.0f}kbit:6000")
+    return Case(("ack_path",), "forward", setup, path.setup)
+
+
+# Rate of a return direction that limits TCP, as a part of the forward rate. Reason: acknowledgements of every second
+# packet are 1.7 %; those of a host that joins packets (GRO) are less.
+ACK_RATES = (0.0006, 0.002)
+
+
+def reordering(draw: random.Random) -> Case:
+    path = drawn(draw)
+    late = f"{between(draw, 0.01, 0.05) * 100:.2f}%:{max(path.rtt * between(draw, 0.1, 0.5), 2):.1f}ms"
+    return Case(("reordering",), path.way, path.setup.with_path(**{flag(path.way, "reorder"): late}), path.setup)
+
+
+def pmtu_black_hole(draw: random.Random) -> Case:
+    path = drawn(draw)
+    return Case(("pmtu_black_hole",), EITHER, path.setup.with_path(path_mtu=str(draw.randint(1280, 1460)), no_icmp=""), path.setup)
+
+
+def mss_clamped(draw: random.Random) -> Case:
+    path = drawn(draw)
+    return Case(("mss_clamped",), EITHER, path.setup.with_path(mss_clamp=str(draw.randint(536, 1300))), path.setup)
+
+
+def disk(draw: random.Random, cause: str) -> Case:
+    """A disk at a tenth to a half of the rate of the path."""
+    path = drawn(draw, rtts=(8, 60, 150))
+    host = sender(path.way) if cause == "disk_read" else receiver(path.way)
+    throttle = int(path.mbit * 1e6 / 8 * between(draw, 0.1, 0.5))
+    return Case((cause,), path.way, replace(path.setup, slow=host, throttle=throttle), path.setup)
+
+
+def application(draw: random.Random, cause: str) -> Case:
+    """A program that others run, observed by --watch: it writes or reads less than the path carries."""
+    path = drawn(draw, rtts=(8, 60, 150))
+    program = {"application_read": "slow_writer", "application_write": "slow_reader"}[cause]
+    return Case((cause,), EITHER, replace(path.setup, program=(program, path.mbit * between(draw, 0.1, 0.5))), seconds=10)
+
+
+def cpu(draw: random.Random, host: str) -> Case:
+    path = drawn(draw, rtts=(8, 60), least=0.7)
+    return Case(("cpu",), EITHER, replace(path.setup, quota=host, percent=round(between(draw, 3, 6))), path.setup)
+
+
+def rate_cap(draw: random.Random) -> Case:
+    path = drawn(draw)
+    cap = f"{path.mbit * 1000 * between(draw, 0.1, 0.5):.0f}kbit"
+    return Case(("rate_cap",), EITHER, replace(path.setup, max_rate=cap), path.setup)
+
+
+def clean(draw: random.Random, **flags: str) -> Case:
+    return Case(("clean",), EITHER, drawn(draw).setup.with_path(**flags))
+
+
+def two_buffers(draw: random.Random) -> Case:
+    path = drawn(draw)
+    windows = sorted((path.bdp * between(draw, 0.1, 0.25), path.bdp * between(draw, 0.4, 0.7)))
+    first = draw.choice(("receive_buffer", "send_buffer"))
+    of_receive, of_send = windows if first == "receive_buffer" else reversed(windows)
+    fixed = path.setup
+    if first == "receive_buffer":
+        fixed = fixed.with_host(sender(path.way), **wmem(of_send / SEND_RATIO))
+        second = "send_buffer"
+    else:
+        fixed = fixed.with_host(receiver(path.way), **rmem(of_receive / WINDOW_RATIO))
+        second = "receive_buffer"
+    setup = path.setup.with_host(sender(path.way), **wmem(of_send / SEND_RATIO))
+    setup = setup.with_host(receiver(path.way), **rmem(of_receive / WINDOW_RATIO))
+    return Case((first, second), path.way, setup, fixed)
+
+
+def window_and(draw: random.Random, buffer: str, second: str) -> Case:
+    """A buffer that binds first, and a limit at 1.6 to 3 times its rate."""
+    path = drawn(draw)
+    window = path.bdp * between(draw, 0.1, 0.25)
+    mbit = window * 8 / path.rtt / 1e3 * between(draw, 1.6, 3)
+    facts, modes = {}, ()
+    if second == "random_loss":
+        loss = cubic_loss(mbit, path.rtt)
+        fixed, facts = path.setup.with_path(**lossy(path.way, loss)), {"packets": loss}
+    elif second == "policer":
+        fixed, facts = policed(path, mbit, max(mbit * 1e6 / 8 * between(draw, 0.1, 0.3), 15_000))
+    else:
+        ecmp, modes = modes_of(path, [0.0, round(max(2.5, path.rtt * between(draw, 0.1, 0.5)), 1)])
+        fixed = path.setup.with_path(ecmp=ecmp)
+    if buffer == "receive_buffer":
+        setup = fixed.with_host(receiver(path.way), **rmem(window / WINDOW_RATIO))
+    else:
+        setup = fixed.with_host(sender(path.way), **wmem(window / SEND_RATIO))
+    # The rate after the remedy depends on the path that the hash of the ports selects, and on how a sender meets a
+    # policer. Only the gain up to random loss is a number.
+    return Case((buffer, second), path.way, setup, fixed if second == "random_loss" else None, facts, modes)
+
+
+def ack_path_and_loss(draw: random.Random) -> Case:
+    path = drawn(draw, rtts=(8, 60), least=0.7)
+    loss = cubic_loss(path.mbit * 0.8, path.rtt)
+    fixed = path.setup.with_path(**lossy("forward", loss))
+    thin = thin_return(draw, path, ACK_RATES[0] / 2, ACK_RATES[0])
+    return Case(("ack_path", "random_loss"), "forward", thin.with_path(**lossy("forward", loss)), fixed)
+
+
+Draw = Callable[[random.Random], Case]
+
+CASES: dict[str, Draw] = {
+    "receive-buffer": receive_buffer,
+    "send-buffer": send_buffer,
+    "slow-ramp": slow_ramp,
+    "no-scaling-way": no_scaling_on_the_way,
+    "no-scaling-end": no_scaling_at_an_end,
+    "no-sack-way": no_sack_on_the_way,
+    "no-sack-end": no_sack_at_an_end,
+    "no-timestamps-way": no_timestamps_on_the_way,
+    "no-timestamps-end": no_timestamps_at_an_end,
+    "rtt-modes": rtt_modes,
+    "random-loss": random_loss,
+    "congestion-tcp": congestion_tcp,
+    "congestion-udp": congestion_udp,
+    "policer-small": lambda draw: policer(draw, 0.005, 0.03),
+    "policer-large": lambda draw: policer(draw, 0.1, 0.5),
+    "shaper": shaper,
+    "ack-path": ack_path,
+    "ack-policer": ack_policer,
+    "reordering": reordering,
+    "pmtu-black-hole": pmtu_black_hole,
+    "mss-clamped": mss_clamped,
+    "disk-read": lambda draw: disk(draw, "disk_read"),
+    "disk-write": lambda draw: disk(draw, "disk_write"),
+    "application-read": lambda draw: application(draw, "application_read"),
+    "application-write": lambda draw: application(draw, "application_write"),
+    "cpu-a": lambda draw: cpu(draw, "a"),
+    "cpu-b": lambda draw: cpu(draw, "b"),
+    "rate-cap": rate_cap,
+    "clean": clean,
+    "clean-jitter": lambda draw: clean(draw, jitter=f"{between(draw, 0.2, 1):.1f}ms"),
+    "clean-deep-queue": lambda draw: clean(draw, queue=f"{between(draw, 2, 4):.1f}bdp"),
+    "both-buffers": two_buffers,
+    "receive-buffer+loss": lambda draw: window_and(draw, "receive_buffer", "random_loss"),
+    "receive-buffer+policer": lambda draw: window_and(draw, "receive_buffer", "policer"),
+    "receive-buffer+modes": lambda draw: window_and(draw, "receive_buffer", "rtt_modes"),
+    "send-buffer+policer": lambda draw: window_and(draw, "send_buffer", "policer"),
+    "ack-path+loss": ack_path_and_loss,
+}
+
+# Cases whose cause does not exist with a congestion control.
+CUBIC_ONLY = ("slow-ramp",)
+
+
+def case_of(name: str, seed: int, number: int) -> Case:
+    """Returns the case in draw `number`. The result does not depend on the other cases."""
+    return CASES[name](random.Random(f"{seed}/{number}/{name}"))
