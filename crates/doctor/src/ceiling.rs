@@ -63,7 +63,7 @@ impl Ceiling {
         let sent_bps = sent_rate(&train.bins).min(spec.rate_bps as f64 * 1.05);
         let later = &arrived[arrived.len() / 2..];
         let bps = arrival_rate(later)?;
-        let (start, rise) = (delay(&arrived[..START_BINS.min(arrived.len())]), rise(&arrived));
+        let (start, rise) = (start(&arrived), rise(&arrived));
         let is_queue = rise > QUEUE_MIN_US;
         let sent: u64 = later.iter().map(|bin| bin.sent_bytes).sum();
         let received: u64 = later.iter().map(|bin| bin.received_bytes).sum();
@@ -129,16 +129,21 @@ fn delay(bins: &[&TrainBin]) -> f64 {
 /// Returns the rise of the delay from the start to the last quarter, microseconds.
 fn rise(arrived: &[&TrainBin]) -> f64 {
     let end = &arrived[arrived.len() * 3 / 4..];
-    delay(end) - delay(&arrived[..START_BINS.min(arrived.len())])
+    delay(end) - start(arrived)
+}
+
+/// Returns the delay of the empty queue: a shallow one is full within a bin.
+fn start(arrived: &[&TrainBin]) -> f64 {
+    arrived.iter().take(START_BINS).map(|bin| bin.delay_min_us as f64).fold(f64::INFINITY, f64::min)
 }
 
 /// Returns the time at which the delay begins to rise, seconds: the line through the rising bins, back to the start.
 fn onset(arrived: &[&TrainBin], start: f64, rise: f64) -> f64 {
-    let is_full = |bin: &&&TrainBin| (bin.delay_min_us as f64) < start + rise * 0.8;
+    let is_full = |bin: &&&TrainBin| (bin.delay_min_us as f64) < start + rise * 0.9;
     let rising: Vec<(f64, f64)> = arrived
         .iter()
         .take_while(is_full)
-        .filter(|bin| bin.delay_min_us as f64 > start + rise * 0.2)
+        .filter(|bin| bin.delay_min_us as f64 > start + rise * 0.1)
         .map(|bin| (bin.at_us as f64 / 1e6, bin.delay_min_us as f64 - start))
         .collect();
     match fit(&rising) {
@@ -174,12 +179,18 @@ fn line(bins: &[TrainBin]) -> Option<(f64, f64)> {
         received < sent && (received as f64) < slope * time * EMPTY_PART
     };
     let empty = (0..half).find(drops).unwrap_or(half);
-    let (slope, intercept) = fit(&points[empty..])?;
-    Some((slope * 8.0, intercept))
+    let (slope, _) = fit(&points[empty..])?;
+    // Near the start: later on, losses of another cause wander away from the line.
+    let near = &points[empty..(empty + NEAR_BINS).min(points.len())];
+    let burst: f64 = near.iter().map(|(at, passed)| passed - slope * at).sum::<f64>() / near.len().max(1) as f64;
+    Some((slope * 8.0, burst))
 }
 
 /// Bins in a row that show an empty bucket.
 const EMPTY_BINS: usize = 4;
+
+/// Bins after the bucket is empty that tell its size.
+const NEAR_BINS: usize = 20;
 
 /// Multiple of the later rate below which the bucket is empty.
 const EMPTY_PART: f64 = 1.15;

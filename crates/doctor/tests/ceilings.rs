@@ -1,0 +1,166 @@
+//! Packet trains over random paths in virtual time: the ceiling has the kind, the rate and the bucket of the path.
+
+use std::time::Duration;
+
+use sterna_doctor::ceiling::Ceiling;
+use sterna_lab::LinkModel;
+use sterna_lab::model::{Direction, Flow, Policer, Queue, Shaper, Verdict};
+use sterna_net::measure::{TRAIN_BIN, TrainBin, TrainReport, TrainSpec};
+use sterna_proto::path_cache::DataDirection;
+use sterna_proto::{BitRate, ByteCount};
+use sterna_seeded::{Seeded, for_seeds};
+
+/// Number of paths of each kind.
+const PATHS: u64 = 400;
+
+/// Sends a train over the path. Hosts add up to `noise` to the time of each arrival, and keep the order.
+fn train(model: &LinkModel, rate: f64, time: Duration, noise: Duration, draw: &mut Seeded) -> (TrainSpec, TrainReport) {
+    const BYTES: u32 = 1500;
+    let spec = TrainSpec {
+        direction: DataDirection::Out,
+        rate_bps: rate as u64,
+        time_ms: u64::try_from(time.as_millis()).unwrap(),
+        packet_bytes: vec![BYTES],
+        ports: 1,
+    };
+    let mut path = Direction::forward(model);
+    let every = f64::from(BYTES) * 8.0 / rate;
+    let count = (time.as_secs_f64() / every) as u64;
+    let mut report = TrainReport::default();
+    let (mut latest, mut arrivals) = (Duration::ZERO, Vec::new());
+    for number in 0..count {
+        let sent = Duration::from_secs_f64(number as f64 * every);
+        let arrived = match path.offer(sent, BYTES as usize, Flow::udp(7)) {
+            Verdict::Deliver(delivery) => {
+                latest = latest.max(delivery.at + draw.up_to(noise));
+                Some(latest)
+            }
+            Verdict::Drop(_) => None,
+        };
+        arrivals.push((sent, arrived));
+    }
+    let first = arrivals.iter().find_map(|(_, arrived)| *arrived).unwrap_or_default();
+    let delay = |sent: Duration, arrived: Duration| (arrived.as_micros() as i64) - sent.as_micros() as i64;
+    let least = arrivals.iter().filter_map(|(sent, arrived)| arrived.map(|at| delay(*sent, at))).min().unwrap_or(0);
+    for (sent, arrived) in arrivals {
+        let index = (sent.as_micros() / TRAIN_BIN.as_micros()) as usize;
+        while report.bins.len() <= index {
+            let at_us = report.bins.len() as u64 * TRAIN_BIN.as_micros() as u64;
+            report.bins.push(TrainBin { at_us, ..TrainBin::default() });
+        }
+        let bin = &mut report.bins[index];
+        bin.sent += 1;
+        bin.sent_bytes += u64::from(BYTES);
+        report.sent += 1;
+        report.sent_bytes += u64::from(BYTES);
+        let Some(arrived) = arrived else { continue };
+        let delay = delay(sent, arrived) - least;
+        let since = arrived.saturating_sub(first).as_micros() as u64;
+        bin.delay_min_us = if bin.received == 0 { delay } else { bin.delay_min_us.min(delay) };
+        bin.first_arrival_us = if bin.received == 0 { since } else { bin.first_arrival_us };
+        bin.last_arrival_us = since;
+        bin.received += 1;
+        bin.received_bytes += u64::from(BYTES);
+        report.received += 1;
+        report.received_bytes += u64::from(BYTES);
+    }
+    (spec, report)
+}
+
+fn between(draw: &mut Seeded, least: f64, most: f64) -> f64 {
+    least * (most / least).powf(draw.below(1_000_000) as f64 / 1e6)
+}
+
+/// Draws a path of 5 to 400 Mbit/s and 8 to 660 ms, with a little loss in half of the draws.
+fn path(draw: &mut Seeded) -> (LinkModel, f64) {
+    let (rate, rtt) = (between(draw, 5e6, 400e6), between(draw, 0.008, 0.660));
+    let mut model = LinkModel::clean(BitRate(rate as u64), Duration::from_secs_f64(rtt));
+    model.seed = draw.draw();
+    if draw.chance(500) {
+        model.forward.loss = between(draw, 1e-4, 5e-3);
+    }
+    (model, rate)
+}
+
+fn noise(draw: &mut Seeded) -> Duration {
+    draw.up_to(Duration::from_micros(400))
+}
+
+fn is_near(value: f64, expected: f64, part: f64, grain: f64) -> bool {
+    (value - expected).abs() <= (expected * part).max(grain)
+}
+
+#[test]
+fn a_link_delays_from_the_first_packet() {
+    for_seeds("doctor: link", PATHS, |seed| {
+        let draw = &mut Seeded::new(seed);
+        let (mut model, rate) = path(draw);
+        model.forward.queue = Queue::Time(Duration::from_secs_f64(between(draw, 0.005, 0.6)));
+        let (spec, report) = train(&model, rate * between(draw, 1.3, 3.0), Duration::from_secs(2), noise(draw), draw);
+        match Ceiling::of(&spec, &report) {
+            Some(Ceiling::Link { bps, .. }) => assert!(is_near(bps, rate, 0.03, 0.0), "{bps} of {rate}, {model:?}"),
+            other => panic!("{other:?} at {} of {model:?}", spec.rate_bps),
+        }
+    });
+}
+
+#[test]
+fn a_train_below_the_rate_of_a_path_passes() {
+    for_seeds("doctor: below", PATHS, |seed| {
+        let draw = &mut Seeded::new(seed);
+        let (model, rate) = path(draw);
+        let sent = rate * between(draw, 0.05, 0.9);
+        let (spec, report) = train(&model, sent, Duration::from_millis(400), noise(draw), draw);
+        match Ceiling::of(&spec, &report) {
+            Some(Ceiling::AtLeast(bps)) => assert!(is_near(bps, sent, 0.1, 0.0), "{bps} of {sent}"),
+            other => panic!("{other:?} at {sent} of {model:?}"),
+        }
+    });
+}
+
+#[test]
+fn a_policer_has_its_rate_and_its_bucket() {
+    for_seeds("doctor: policer", PATHS, |seed| {
+        let draw = &mut Seeded::new(seed);
+        let (mut model, link) = path(draw);
+        let rate = (link / between(draw, 3.0, 20.0)).max(1e6);
+        // The train empties the bucket in its first half.
+        let burst = between(draw, 8e3, 2e6).min(rate / 8.0 * 0.5);
+        model.forward.policer =
+            Some(Policer { rate: BitRate(rate as u64), burst: ByteCount(burst as u64), udp_only: false });
+        let (spec, report) = train(&model, rate * between(draw, 1.5, 2.5), Duration::from_secs(3), noise(draw), draw);
+        match Ceiling::of(&spec, &report) {
+            Some(Ceiling::Policer { bps, burst: found }) => {
+                assert!(is_near(bps, rate, 0.03, 0.0), "{bps} of {rate}, {model:?}");
+                assert!(is_near(found, burst, 0.2, 4500.0), "{found} of {burst}, {model:?}");
+            }
+            other => panic!("{other:?} at {} of {model:?}", spec.rate_bps),
+        }
+    });
+}
+
+#[test]
+fn a_shaper_has_its_rate_and_its_burst() {
+    for_seeds("doctor: shaper", PATHS, |seed| {
+        let draw = &mut Seeded::new(seed);
+        let (mut model, link) = path(draw);
+        model.forward.loss = 0.0;
+        let rate = (link / between(draw, 3.0, 10.0)).max(1e6);
+        let sent = rate * between(draw, 1.5, 2.5);
+        let least = (sent - rate) / 8.0 * 0.05;
+        let burst = between(draw, least.max(60e3), (least * 12.0).max(400e3)).min((sent - rate) / 8.0 * 1.2);
+        if burst < 60e3 {
+            return;
+        }
+        let queue = Queue::Time(Duration::from_secs_f64(between(draw, 0.05, 0.5)));
+        model.forward.shaper = Some(Shaper { rate: BitRate(rate as u64), burst: ByteCount(burst as u64), queue });
+        let (spec, report) = train(&model, sent.min(link * 0.95), Duration::from_secs(3), noise(draw), draw);
+        match Ceiling::of(&spec, &report) {
+            Some(Ceiling::Shaper { bps, burst: found, .. }) => {
+                assert!(is_near(bps, rate, 0.03, 0.0), "{bps} of {rate}, {model:?}");
+                assert!(is_near(found, burst, 0.2, 20_000.0), "{found} of {burst}, {model:?}");
+            }
+            other => panic!("{other:?} at {} of {model:?}", spec.rate_bps),
+        }
+    });
+}
