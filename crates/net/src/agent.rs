@@ -107,6 +107,8 @@ pub struct AgentOptions {
     pub third_party: ThirdPartyRules,
     /// Web servers that the agent uses for a transfer service.
     pub web: WebServers,
+    /// UDP port of the packet trains and echoes of measurements; `None`: a free one for each measurement.
+    pub measure_port: Option<u16>,
 }
 
 struct Shared {
@@ -143,7 +145,7 @@ impl Agent {
     ///
     /// Errors: the port is in use, or the process has no permission to use it.
     pub fn start(options: AgentOptions, identity: Identity) -> Result<Self, Error> {
-        let AgentOptions { roots, listen, admission, linger, third_party, web } = options;
+        let AgentOptions { roots, listen, admission, linger, third_party, web, measure_port } = options;
         let (tcp, quic) = bind_both(listen, &identity)?;
         let local_addr = quic.local_addr();
         let roots = roots.into_iter().map(|NamedRoot { name, root }| {
@@ -164,7 +166,7 @@ impl Agent {
             pool: BufferPool::new(),
             log: Arc::default(),
             services: Mutex::default(),
-            measurements: Arc::default(),
+            measurements: Arc::new(Measurements::new(measure_port)),
             stopping: AtomicBool::new(false),
             wake: Wake::default(),
             history: Arc::default(),

@@ -50,7 +50,15 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
         true => WebServers::Any,
         false => WebServers::These(flags.web.clone()),
     };
-    let options = AgentOptions { roots, listen: flags.listen, admission, linger: flags.linger, third_party, web };
+    let options = AgentOptions {
+        roots,
+        listen: flags.listen,
+        admission,
+        linger: flags.linger,
+        third_party,
+        web,
+        measure_port: flags.measure_port,
+    };
     agent_log::start(flags.log_format, flags.log_level())?;
     let deaf = |e: std::io::Error| {
         Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, "listen for signals").caused_by(e)

@@ -197,6 +197,9 @@ pub struct AgentFlags {
     /// Wait this long for a client that has lost all connections; received data stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
+    /// UDP port of the packet trains of measurements, to open in firewalls (default: a free one for each measurement)
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub measure_port: Option<u16>,
     /// Format of the log on stderr
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,

@@ -31,9 +31,10 @@ impl Shared {
         let outcome = self.measurements.serve(stream, identity, may_measure);
         let (kind, line) = match (outcome, peer) {
             (Ok(None), _) => return,
-            (Ok(Some(flows)), _) => {
-                ((Kind::Sessions, Level::INFO), format!("a measurement of {flows} flows has ended"))
-            }
+            (Ok(Some(flows)), _) => (
+                (Kind::Sessions, Level::INFO),
+                format!("a measurement of {flows} flows, packet trains and echoes has ended"),
+            ),
             (Err(error), None) => return self.log_handshake(&error),
             (Err(error), _) => ((Kind::Refusals, Level::WARN), format!("measurement: {}", cut(&error.chain()))),
         };

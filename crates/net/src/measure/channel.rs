@@ -38,6 +38,11 @@ impl<C: DerefMut<Target = ConnectionCommon<S>>, S: SideData> Channel<C, S> {
         &self.0.conn
     }
 
+    /// Returns the socket, for its addresses and its state.
+    pub(super) fn socket(&self) -> &TcpStream {
+        &self.0.sock
+    }
+
     /// Sets the maximum time of each read and write.
     pub(super) fn wait_up_to(&self, time: Duration) -> Result<(), Error> {
         let set = self.0.sock.set_read_timeout(Some(time)).and_then(|()| self.0.sock.set_write_timeout(Some(time)));

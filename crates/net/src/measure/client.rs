@@ -16,7 +16,7 @@ use super::flow::{self, Role};
 use super::message::{
     Answer, Ask, EchoReport, EchoSpec, FlowReport, FlowSpec, HostFacts, SocketSettings, TrainReport, TrainSpec, VERSION,
 };
-use super::{ALPN, STREAMS_MAX, TIME_MAX};
+use super::{ALPN, STREAMS_MAX, TIME_MAX, packets};
 use crate::cancel::Cancel;
 use crate::client::dial::resolve;
 use crate::client::spec::Trust;
@@ -146,15 +146,28 @@ impl Measurement {
     /// Runs a packet train to its end. Returns what the receiver counted.
     ///
     /// Errors: `Usage`; `Unreachable`: no UDP packet arrived; `Denied`.
-    pub fn train(&mut self, _spec: &TrainSpec) -> Result<TrainReport, Error> {
-        Err(no_measurements())
+    pub fn train(&mut self, spec: &TrainSpec) -> Result<TrainReport, Error> {
+        self.with_packets(|packets| packets.train(spec))
     }
 
     /// Sends packets that the agent sends back.
     ///
     /// Errors: `Usage`; `Unreachable`: no UDP packet arrived; `Denied`.
-    pub fn echo(&mut self, _spec: &EchoSpec) -> Result<EchoReport, Error> {
-        Err(no_measurements())
+    pub fn echo(&mut self, spec: &EchoSpec) -> Result<EchoReport, Error> {
+        self.with_packets(|packets| packets.echo(spec))
+    }
+
+    fn with_packets<T>(&mut self, run: impl FnOnce(&mut packets::Client<'_>) -> Result<T, Error>) -> Result<T, Error> {
+        let local = self.control.socket().local_addr().map_err(|e| {
+            let text = "read the address of the connection of a measurement";
+            Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After).caused_by(e)
+        })?;
+        let (remote, rtt) = (self.remote, self.rtt);
+        let mut ask = |ask: &Ask, within| match self.ask(ask, within)? {
+            refused @ Answer::Refused { .. } => Err(unexpected(&refused)),
+            answer => Ok(answer),
+        };
+        run(&mut packets::Client { ask: &mut ask, local, remote, rtt })
     }
 
     /// Opens a stream of a flow.

@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sterna_proto::path_cache::DataDirection;
 
-pub use self::packets::{EchoPort, EchoReport, EchoSpec, PortCount, SizeCount, TrainBin, TrainReport, TrainSpec};
+pub use self::packets::{
+    EchoPort, EchoReport, EchoSpec, PortCount, SentSize, SentTrain, SizeCount, TrainBin, TrainReport, TrainSpec,
+};
 
 /// Version of the messages.
 pub const VERSION: u32 = 1;
@@ -37,6 +39,19 @@ pub enum Ask {
     Start,
     /// Waits for the end of the flow. Answer: [`Answer::Flow`].
     Finish,
+    /// Prepares a packet train. Answer: [`Answer::Packets`]. The client then sends a packet from each port until the
+    /// agent has sent one back.
+    Train(TrainSpec),
+    /// Starts the packet train. Answer: [`Answer::Started`].
+    StartTrain,
+    /// The client has sent its train. Answer, once the packets have arrived: [`Answer::Train`].
+    TrainSent(Box<SentTrain>),
+    /// Waits for the end of a train that the agent sends. Answer: [`Answer::TrainSent`].
+    FinishTrain,
+    /// Prepares echoes. Answer: [`Answer::Packets`].
+    Echo(EchoSpec),
+    /// Ends echoes. Answer: [`Answer::Echoed`].
+    FinishEcho,
 }
 
 /// Answer of an agent.
@@ -52,10 +67,26 @@ pub enum Answer {
         /// Token.
         token: String,
     },
-    /// The data of the flow moves.
+    /// The data of the flow moves, or the packet train starts.
     Started,
     /// Observations of the agent's end.
     Flow(FlowReport),
+    /// The agent expects packets.
+    Packets {
+        /// UDP port, on the address of this connection.
+        port: u16,
+        /// Identifier of the packets (SSID of STAMP, RFC 8972).
+        session: u16,
+    },
+    /// Observations of a packet train.
+    Train(Box<TrainReport>),
+    /// The agent has sent its train.
+    TrainSent(Box<SentTrain>),
+    /// Packets that the agent has sent back, by port of the client.
+    Echoed {
+        /// Counts, in the order of the ports.
+        reflected: Vec<u64>,
+    },
     /// The agent refuses, or could not do it.
     Refused {
         /// Kind of the failure, as on the wire.

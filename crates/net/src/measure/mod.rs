@@ -13,7 +13,9 @@ mod client;
 mod flow;
 mod host;
 pub mod message;
+mod packets;
 mod serve;
+mod stamp;
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use super::channel::Channel;
 use super::flow::{self, Role};
 use super::message::{Answer, Ask, FlowReport, FlowSpec, SocketSettings};
-use super::{ALPN, STREAMS_MAX, TIME_MAX, host};
+use super::{ALPN, STREAMS_MAX, TIME_MAX, host, packets};
 use crate::identity::{Fingerprint, Identity, peer_fingerprint};
 use crate::lane::tcp::HANDSHAKE_TIME_MAX;
 
@@ -29,15 +29,16 @@ const JOIN_WITHIN: Duration = Duration::from_secs(10);
 /// Bytes of a ClientHello that are looked at. Reason: ours has less than 1 KiB.
 const HELLO_BYTES_MAX: usize = 4096;
 
-/// Maximum size of a question in bytes. Reason: the longest one has some settings of sockets.
-const ASK_BYTES_MAX: u32 = 64 << 10;
+/// Maximum size of a question in bytes. Reason: the record of a packet train has 3760 intervals of up to 20 bytes.
+const ASK_BYTES_MAX: u32 = 256 << 10;
 
 type ServerChannel = Channel<ServerConnection, ServerConnectionData>;
 
 /// Measurements in which an agent takes part: one at a time.
-#[derive(Default)]
 pub(crate) struct Measurements {
     running: Mutex<Option<Running>>,
+    /// UDP port of packet trains and echoes; 0: a free one for each measurement.
+    port: u16,
 }
 
 /// Measurement under way.
@@ -63,8 +64,14 @@ pub(crate) fn is_measurement(stream: &TcpStream) -> bool {
 }
 
 impl Measurements {
-    /// Serves a connection until it ends. `may_measure` refuses peers. Returns the number of flows; `None`: the
-    /// connection is a stream of one.
+    /// Makes the measurements of an agent. `port`: UDP port of packet trains and echoes; `None`: a free one for each
+    /// measurement.
+    pub(crate) fn new(port: Option<u16>) -> Self {
+        Self { running: Mutex::default(), port: port.unwrap_or(0) }
+    }
+
+    /// Serves a connection until it ends. `may_measure` refuses peers. Returns the number of flows, packet
+    /// trains and echoes; `None`: the connection is a stream of a flow.
     ///
     /// Errors: those of the connection, and refusals, which the peer has received.
     pub(crate) fn serve(
@@ -87,7 +94,7 @@ impl Measurements {
             Ask::Hello { .. } => {
                 let place = self.enter(peer, from)?;
                 channel.send(&Answer::Host(Box::new(host::facts())))?;
-                Control { place, flow: None, started: 0 }.run(&mut channel).map(Served::Control)
+                Control { place, flow: None, packets: None, started: 0 }.run(&mut channel).map(Served::Control)
             }
             Ask::Join { token, stream } => {
                 let way = self.way_of(&peer, &token)?;
@@ -146,7 +153,7 @@ impl Drop for Place {
 
 /// Connection that was served.
 enum Served {
-    /// It controlled a measurement with this number of flows.
+    /// It controlled a measurement with this number of flows, packet trains and echoes.
     Control(u32),
     /// It is a stream of a flow, with its number.
     Stream(Sender<(u32, TcpStream)>, u32),
@@ -164,12 +171,14 @@ enum Flow {
 struct Control {
     place: Place,
     flow: Option<Flow>,
-    /// Number of flows that were started.
+    /// Packet trains and echoes, from the first on.
+    packets: Option<packets::Agent>,
+    /// Number of flows, packet trains and echoes that were started.
     started: u32,
 }
 
 impl Control {
-    /// Answers questions until the client ends the measurement. Returns the number of flows.
+    /// Answers questions until the client ends the measurement. Returns the number of flows, packet trains and echoes.
     fn run(mut self, channel: &mut ServerChannel) -> Result<u32, Error> {
         channel.wait_up_to(IDLE_MAX)?;
         loop {
@@ -184,6 +193,7 @@ impl Control {
                 Ask::Start => self.start(),
                 Ask::Finish => self.finish(),
                 Ask::Hello { .. } | Ask::Join { .. } => return Err(Error::protocol("a second first message")),
+                packets => self.packets(packets, channel.socket()),
             };
             channel.send(&answer.unwrap_or_else(|error| refusal(&error)))?;
         }
@@ -232,6 +242,31 @@ impl Control {
         self.flow = Some(Flow::Moving(thread, cloned));
         self.started = self.started.saturating_add(1);
         Ok(Answer::Started)
+    }
+
+    /// Answers a question of packet trains and echoes.
+    fn packets(&mut self, ask: Ask, client: &TcpStream) -> Result<Answer, Error> {
+        let packets = match &mut self.packets {
+            Some(packets) => packets,
+            none => none.insert(packets::Agent::open(client, self.place.0.port)?),
+        };
+        match ask {
+            Ask::Train(spec) => packets.prepare_train(&spec),
+            Ask::StartTrain => {
+                self.started = self.started.saturating_add(1);
+                packets.start_train()
+            }
+            Ask::TrainSent(sent) => packets.finish_receiving(&sent, client),
+            Ask::FinishTrain => packets.finish_sending(client),
+            Ask::Echo(spec) => {
+                self.started = self.started.saturating_add(1);
+                packets.prepare_echo(&spec)
+            }
+            Ask::FinishEcho => packets.finish_echo(),
+            Ask::Hello { .. } | Ask::Join { .. } | Ask::Flow(_) | Ask::Start | Ask::Finish => {
+                Err(crate::internal("a question of flows goes to packet trains"))
+            }
+        }
     }
 
     fn finish(&mut self) -> Result<Answer, Error> {

@@ -1,8 +1,10 @@
 //! Safe calls for the few system calls that no other crate wraps safely.
 //!
 //! Provides `getsockopt` and `setsockopt` of options that neither rustix nor socket2 has, a watch on a socket for one
-//! direction, and leases on files. This is the only place of this crate where `unsafe` is allowed.
+//! direction, batches of UDP packets, and leases on files. This is the only place of this crate where `unsafe` is
+//! allowed.
 
+mod datagram;
 #[cfg(test)]
 mod holes;
 mod lease;
@@ -12,6 +14,7 @@ mod readiness;
 mod socket_option;
 mod tcp_info;
 
+pub use datagram::{Inbox, Outbox, QueuedError, Received, set_up_datagrams};
 #[cfg(test)]
 pub use holes::report_only_holes;
 pub use lease::is_open_for_writing;

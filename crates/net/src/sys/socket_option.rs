@@ -91,7 +91,8 @@ pub(super) fn get(socket: &impl AsFd, level: c_int, name: c_int, value: &mut [u8
     }
 }
 
-fn set(socket: &impl AsFd, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
+/// Sets an option.
+pub(super) fn set(socket: &impl AsFd, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
     let length = libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: `value` is readable for `length` bytes, and the kernel only reads it. The file descriptor is borrowed
     // from `socket`, which outlives the call.

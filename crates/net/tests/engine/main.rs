@@ -4,6 +4,7 @@ mod copies;
 mod grants;
 mod leaving;
 mod measure;
+mod packets;
 mod probes;
 mod queries;
 mod served;

@@ -48,10 +48,16 @@ pub struct Served {
 impl Served {
     pub fn start(directory: &Path) -> Self {
         let root = NamedRoot { name: None, root: Root::open(directory, Access::ReadWrite).unwrap() };
-        Self::with(vec![root], Admission::Anybody)
+        Self::with(vec![root], Admission::Anybody, None)
     }
 
-    fn with(roots: Vec<NamedRoot>, admission: Admission) -> Self {
+    /// Starts an agent that serves a directory to everybody, with a UDP port for packet trains.
+    pub fn with_measure_port(directory: &Path, port: u16) -> Self {
+        let root = NamedRoot { name: None, root: Root::open(directory, Access::ReadWrite).unwrap() };
+        Self::with(vec![root], Admission::Anybody, Some(port))
+    }
+
+    fn with(roots: Vec<NamedRoot>, admission: Admission, measure_port: Option<u16>) -> Self {
         let identity = Identity::ephemeral().unwrap();
         let key = identity.fingerprint();
         let options = AgentOptions {
@@ -61,6 +67,7 @@ impl Served {
             linger: Duration::from_secs(60),
             third_party: ThirdPartyRules { reachable: Reachable::Any, path_cache: None },
             web: WebServers::Any,
+            measure_port,
         };
         let agent = Arc::new(Agent::start(options, identity).unwrap());
         let addr = agent.local_addr();
@@ -77,7 +84,7 @@ impl Served {
         let names = roots.iter().map(|(name, _)| (*name).to_owned()).collect();
         let listed = Admission::Listed(Authorized::open(&list, names).unwrap());
         let named = |(name, root): (&str, Root)| NamedRoot { name: Some(name.to_owned()), root };
-        let mut served = Self::with(roots.into_iter().map(named).collect(), listed);
+        let mut served = Self::with(roots.into_iter().map(named).collect(), listed, None);
         served.keys = Some(keys);
         served
     }
@@ -85,7 +92,7 @@ impl Served {
     /// Starts an agent that serves a directory to holders of grants of a service.
     pub fn for_service(directory: &Path, service: &Identity) -> Self {
         let root = NamedRoot { name: None, root: Root::open(directory, Access::ReadWrite).unwrap() };
-        let served = Self::with(vec![root], Admission::Granted);
+        let served = Self::with(vec![root], Admission::Granted, None);
         served.agent.trust_service("service", service.public_key());
         served
     }

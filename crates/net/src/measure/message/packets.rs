@@ -72,8 +72,8 @@ pub struct TrainReport {
     pub skew_ppb: i64,
 }
 
-/// Packets of a train that were sent in one interval. Delays are one-way and relative to the smallest of the train; they
-/// are 0 without arrivals.
+/// Packets of a train that were sent in one interval. Delays are one-way and relative to the smallest of the train;
+/// they are 0 without arrivals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainBin {
@@ -99,8 +99,8 @@ pub struct TrainBin {
     pub last_arrival_us: u64,
 }
 
-/// Packets of a train with one size. Sent and not received without [`TrainReport::too_big_mtu`] is a black hole; refused
-/// is the MTU of the sender's own interface.
+/// Packets of a train with one size. Sent and not received without [`TrainReport::too_big_mtu`] is a black hole;
+/// refused is the MTU of the sender's own interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SizeCount {
@@ -128,6 +128,40 @@ pub struct PortCount {
     pub reordered: u64,
     /// Smallest one-way delay relative to the smallest of the train, microseconds; 0 without arrivals.
     pub delay_min_us: u64,
+}
+
+/// Record of the sender of a packet train, for its receiver.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SentTrain {
+    /// Numbers in use: packets sent and refused.
+    pub packets: u64,
+    /// Packets and bytes sent, by interval of [`super::super::TRAIN_BIN`].
+    pub bins: Vec<(u32, u64)>,
+    /// Counts by size, in the order of the specification.
+    pub sizes: Vec<SentSize>,
+    /// Packets sent by port of the client.
+    pub ports: Vec<u64>,
+    /// See [`TrainReport::too_big_mtu`].
+    pub too_big_mtu: Option<u32>,
+    /// See [`TrainReport::pause_us`].
+    pub pause_us: u64,
+    /// See [`TrainReport::behind`].
+    pub behind: bool,
+    /// See [`TrainReport::sender_drops`].
+    pub drops: u64,
+}
+
+/// Sent packets of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SentSize {
+    /// Packets sent.
+    pub sent: u64,
+    /// Packets refused.
+    pub refused: u64,
+    /// Number of the first refused packet: all later ones of the size are refused too.
+    pub refused_from: Option<u64>,
 }
 
 /// Echoes: packets that the agent sends back at once (STAMP, RFC 8762).

@@ -1,0 +1,22 @@
+//! Packet trains and echoes over UDP.
+//!
+//! The client sends from one or many ports to one port of the agent, which tells packets of a measurement by the
+//! address of the peer and a session identifier. A train goes one way, its receiver counts it, and nobody answers it.
+//! Echoes are packets of STAMP that the agent sends back.
+//!
+//! The socket of the agent exists from the first train or echo of a measurement to its end. Packets of plain STAMP or
+//! TWAMP Light from the same peer get their replies then, too.
+
+mod agent;
+mod client;
+mod log;
+mod pace;
+mod plan;
+mod receive;
+mod reflector;
+mod send;
+mod skew;
+mod socket;
+
+pub(super) use self::agent::Agent;
+pub(super) use self::client::Client;
