@@ -43,6 +43,8 @@ RTT_ERROR_S = 0.001
 TIME_MAX = 240
 # Time in which the traffic of others fills the path, s.
 CROSS_S = 4
+# Time in which the doctor starts before it gets its CPU quota, s.
+START_S = 0.5
 # Time between two looks at a program that starts or ends, s, and their number.
 LOOK_S, LOOKS = 0.1, 100
 # Options of the doctor that a release may lack; without them these cases are left out.
@@ -96,6 +98,8 @@ class Bench:
             # A queue of 200 ms, and a burst below the smallest bucket of a policer.
             run(*self.on(host, "tc", "qdisc", "replace", "dev", "lab0", "root", "tbf", "rate", f"{mbit:.3f}mbit", "burst", "6000",
                          "latency", "200ms"))
+        if self.setup.ssthresh:
+            self.remember()
         for number, flags in enumerate(self.setup.cross):
             port = str(5300 + number)
             self.start(stack, "b", "iperf3", "--server", "--port", port)
@@ -103,6 +107,22 @@ class Bench:
             self.start(stack, "a", "iperf3", "--client", ADDRESS["b"], "--port", port, "--time", "1000", *flags)
         if self.setup.cross:
             time.sleep(CROSS_S)
+
+    def remember(self) -> None:
+        """Lets both hosts remember a threshold of slow start, which a first connection takes from the route."""
+        for host in ADDRESS:
+            run(*self.on(host, "sysctl", "-qw", "net.ipv4.tcp_no_metrics_save=0", "net.ipv4.tcp_no_ssthresh_metrics_save=0"))
+            run(*self.on(host, "ip", "route", "replace", "default", "dev", "lab0", "ssthresh", "lock", str(self.setup.ssthresh)))
+        with contextlib.ExitStack() as stack:
+            self.start(stack, "b", "iperf3", "--server", "--port", "5500")
+            self.listening("b", "5500")
+            run(*self.on("a", "iperf3", "--client", ADDRESS["b"], "--port", "5500", "--bytes", "1000"))
+            # The kernel remembers a connection when both ends have closed it.
+            closing = ("ss", "-tnH", "state", "connected", "exclude", "time-wait", "( sport = :5500 or dport = :5500 )")
+            for _ in range(LOOKS):
+                if not any(run(*self.on(host, *closing)).strip() for host in ADDRESS):
+                    return
+                time.sleep(LOOK_S)
 
     def down(self) -> None:
         subprocess.run([str(self.binary), "lab", "down", "--name", self.name], capture_output=True, check=False)
@@ -130,8 +150,11 @@ class Bench:
         root = self.disk if self.setup.slow == "b" else self.memory / "root"
         root.mkdir(exist_ok=True)
         of_agent = [str(self.binary), "agent", "--root", str(root), "--authorize-any", "--state", str(self.memory / "agent")]
-        agent = self.start(self.stack, "b", *of_agent, group=self.group if self.setup.quota == "b" else None)
+        agent = self.start(self.stack, "b", *of_agent)
         fingerprint = agent.stdout.readline().split()[-1]
+        if self.setup.quota == "b":
+            # Later than its start, which alone would take a minute.
+            (self.group / "cgroup.procs").write_text(str(agent.pid))
         command = [str(self.binary), "doctor", f"sterna://{ADDRESS['b']}/", "--json", "--state", str(self.memory / "doctor"),
                    "--trust", fingerprint]
         command += ["--max-rate", self.setup.max_rate] if self.setup.max_rate else []
@@ -140,7 +163,7 @@ class Bench:
             place = self.disk if self.setup.slow == "a" else self.memory
             command += [NEEDED["disk"], str(place)]
         command += ["--bundle", str(self.arguments.log / f"{log}.bundle.json")] if self.arguments.log else []
-        return self.reply("a", inside(self.group if self.setup.quota == "a" else None, command), log)
+        return self.reply("a", command, log, self.group if self.setup.quota == "a" else None)
 
     def watch(self, seconds: float, log: str) -> dict:
         """Returns the summary of a passive observation of a slow program."""
@@ -158,16 +181,26 @@ class Bench:
         command = [str(self.binary), "doctor", NEEDED["application"], "--pid", str(observed.pid), "--time", f"{seconds:.0f}s", "--json"]
         return self.reply(host, command, log)
 
-    def reply(self, host: str, command: list[str], log: str) -> dict:
-        done = subprocess.run(["timeout", "--signal=INT", str(TIME_MAX), *self.on(host, *command)], capture_output=True, text=True, check=False)
+    def reply(self, host: str, command: list[str], log: str, group: Path | None = None) -> dict:
+        program = subprocess.Popen(self.on(host, *command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.stack.callback(program.kill)
+        if group:
+            time.sleep(START_S)
+            (group / "cgroup.procs").write_text(str(program.pid))
+        try:
+            output, messages = program.communicate(timeout=TIME_MAX)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            output, messages = program.communicate()
+            messages += f"\nended after {TIME_MAX} s"
         if self.arguments.log:
-            (self.arguments.log / f"{log}.stderr").write_text(done.stderr)
-        for line in reversed(done.stdout.splitlines()):
+            (self.arguments.log / f"{log}.stderr").write_text(messages)
+        for line in reversed(output.splitlines()):
             with contextlib.suppress(json.JSONDecodeError):
                 reply = json.loads(line)
                 if isinstance(reply, dict) and "verdicts" in reply:
                     return reply
-        return {"error": (done.stderr + done.stdout)[-800:]}
+        return {"error": (messages + output)[-800:]}
 
     def plain(self, way: str) -> dict:
         """Returns the rate of one connection of iperf3, and what the kernel of its sender shows."""
@@ -178,21 +211,31 @@ class Bench:
         group = self.group if self.setup.quota == "a" else None
         client = self.start(self.stack, "a", "iperf3", "--client", ADDRESS["b"], "--time", f"{seconds:.0f}", "--json",
                             "--interval", "0.5", *(["--reverse"] if way == "reverse" else []), group=group)
-        looks = []
+        looks: list[tuple[float, str]] = []
         while client.poll() is None and len(looks) < seconds * 3:
             time.sleep(0.5)
-            looks.append(run(*self.on("b" if way == "reverse" else "a", "ss", "-tinmH", "( sport = :5201 or dport = :5201 )")))
+            look = run(*self.on("b" if way == "reverse" else "a", "ss", "-tinmH", "( sport = :5201 or dport = :5201 )"))
+            # The connection that carries the data: a server has another one that controls it.
+            lines = [line for line in look.splitlines() if "bytes_acked" in line]
+            looks.append((time.monotonic(), max(lines, key=acked, default="")))
         try:
             report = json.loads(client.communicate(timeout=60)[0])
         except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
             return {"error": repr(error)[:300]}
-        rates = [part["sum"]["bits_per_second"] / 1e6 for part in report.get("intervals", [])]
-        busiest = max(looks, key=lambda look: len(look) and int(next(iter(re.findall(r"bytes_acked:(\d+)", look)), 0)), default="")
+        busiest = max((line for _, line in looks), key=acked, default="")
+        rates = [(acked(line) - acked(before)) * 8 / (at - start) / 1e6 for (start, before), (at, line) in zip(looks, looks[1:])]
+        rates = [rate for rate in rates if rate >= 0]
         names = ("rtt", "minrtt", "cwnd", "ssthresh", "bytes_acked", "bytes_retrans", "busy", "rwnd_limited", "sndbuf_limited",
                  "reordering", "reord_seen", "dsack_dups", "mss", "rcv_wnd", "snd_wnd", "pacing_rate", "delivery_rate")
         shown = {name: found[-1] for name in names if (found := re.findall(rf"\b{name}[: ](\S+)", busiest))}
+        shown["options"] = [name for name in ("ts", "sack", "wscale") if re.search(rf"\b{name}\b", busiest)]
         return {"mbit_s": round(mean(rates[len(rates) // 2:] or [0]), 2), "series": [round(rate, 1) for rate in rates],
                 "received": round(report.get("end", {}).get("sum_received", {}).get("bits_per_second", 0) / 1e6, 2), "ss": shown}
+
+
+def acked(line: str) -> int:
+    """Returns the acknowledged bytes of a connection in the output of ss."""
+    return int(next(iter(re.findall(r"bytes_acked:(\d+)", line)), 0))
 
 
 def first_of(reply: dict) -> tuple[str, str]:

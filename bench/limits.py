@@ -319,15 +319,15 @@ def slow_disk(throttle: int):
 
 
 @contextlib.contextmanager
-def cpu_quota(percent: int):
+def cpu_quota(percent: float):
     """A control group with a fraction of one processor."""
     group = CPU / f"sterna-limits-{os.getpid()}"
     group.mkdir()
     try:
         # The kernel requires a quota of at least 1 ms per period.
-        period_us = max(20_000, -(-100_000 // percent))
+        period_us = max(20_000, math.ceil(100_000 / percent))
         (group / "cpu.cfs_period_us").write_text(str(period_us))
-        (group / "cpu.cfs_quota_us").write_text(str(period_us * percent // 100))
+        (group / "cpu.cfs_quota_us").write_text(str(int(period_us * percent / 100)))
         yield group
     finally:
         for _ in range(100):
