@@ -93,8 +93,17 @@ const OVERLOAD: f64 = 1.6;
 /// Rest before a long train: queues drain, and buckets fill.
 const REST_MS: u64 = 1500;
 
-/// Time that the agent waits for late packets.
-const LATE_S: f64 = 1.0;
+/// Time that the receiver of a train waits for late packets, and that hosts need, seconds.
+const LATE_S: f64 = 1.2;
+
+/// Round trips of a train beside its packets: questions and answers, and its queue.
+const TRAIN_ROUNDS: f64 = 6.0;
+
+/// Round trips of a flow beside its data: questions and answers, and handshakes.
+const FLOW_ROUNDS: f64 = 7.0;
+
+/// Time of hosts for a flow, seconds.
+const HOST_S: f64 = 0.3;
 
 /// Next question in one direction.
 struct Question<'a> {
@@ -209,7 +218,7 @@ impl Question<'_> {
     }
 
     fn train(&self, purpose: Purpose, rate: f64, time_ms: u64, packet_bytes: Vec<u32>, rest_ms: u64) -> Option<Next> {
-        let cost = (time_ms + rest_ms) as f64 / 1e3 + LATE_S + self.facts.rtt_s * 4.0;
+        let cost = (time_ms + rest_ms) as f64 / 1e3 + LATE_S + self.facts.rtt_s * TRAIN_ROUNDS;
         let direction = self.facts.direction;
         let spec = TrainSpec { direction: direction.of_data(), rate_bps: rate as u64, time_ms, packet_bytes, ports: 1 };
         (cost < self.left_s).then_some(Next { purpose, direction, experiment: Experiment::Train { spec, rest_ms } })
@@ -221,7 +230,7 @@ impl Question<'_> {
             Purpose::Baseline => (rtt * 14.0 + 3.0).clamp(4.0, 14.0),
             _ => (rtt * 12.0 + 2.0).clamp(3.0, 10.0),
         };
-        if time + rtt * 6.0 > self.left_s {
+        if time + rtt * FLOW_ROUNDS + HOST_S > self.left_s {
             return None;
         }
         let direction = self.facts.direction;

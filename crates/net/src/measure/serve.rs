@@ -164,7 +164,7 @@ enum Flow {
     /// Its streams join.
     Joining(FlowSpec, Receiver<(u32, TcpStream)>),
     /// Its data moves. The clones of its streams end it early.
-    Moving(JoinHandle<FlowReport>, Vec<TcpStream>),
+    Moving(JoinHandle<FlowReport>, Arc<Mutex<Vec<TcpStream>>>),
 }
 
 /// Connection that controls a measurement.
@@ -235,11 +235,18 @@ impl Control {
         for stream in &streams {
             flow::apply(settings, stream)?;
         }
-        let cloned = streams.iter().map(TcpStream::try_clone).collect::<Result<_, _>>();
+        let cloned = streams.iter().map(TcpStream::try_clone).collect::<Result<Vec<_>, _>>();
         let cloned = cloned.map_err(|e| crate::internal("duplicate a socket").caused_by(e))?;
-        let thread = thread::Builder::new().name("flow".to_owned()).spawn(move || flow::run(role, streams, &spec));
+        let held = Arc::new(Mutex::new(cloned));
+        let of_thread = Arc::clone(&held);
+        let thread = thread::Builder::new().name("flow".to_owned()).spawn(move || {
+            let report = flow::run(role, streams, &spec);
+            // Closes the connections, so that the other end sees the end of the flow.
+            of_thread.lock().clear();
+            report
+        });
         let thread = thread.map_err(|e| crate::no_thread("start the thread of a flow", e))?;
-        self.flow = Some(Flow::Moving(thread, cloned));
+        self.flow = Some(Flow::Moving(thread, held));
         self.started = self.started.saturating_add(1);
         Ok(Answer::Started)
     }
@@ -283,7 +290,7 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         if let Some(Flow::Moving(thread, streams)) = self.flow.take() {
-            flow::cut(&streams);
+            flow::cut(&streams.lock());
             // It has no reader.
             let _ = thread.join();
         }

@@ -1,10 +1,10 @@
-//! `sterna doctor`: the plan of a path.
+//! `sterna doctor`: examinations on this host, their errors, and the plan of a path.
 
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::site::BINARY;
+use crate::site::{BINARY, Site};
 
 fn plan(flags: &[&str]) -> Output {
     Command::new(BINARY).args(["doctor", "plan"]).args(flags).output().unwrap()
@@ -39,4 +39,47 @@ fn a_path_that_cannot_be_is_wrong_usage() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && said.contains(expected), "{flags:?}: {said}");
     }
+}
+
+fn examine(site: &Site, arguments: &[&str]) -> Output {
+    let mut doctor = Command::new(BINARY);
+    doctor.arg("doctor").args(arguments).env("STERNA_STATE", site.local().join("state")).output().unwrap()
+}
+
+#[test]
+fn an_examination_tells_what_it_cost_and_moves_no_more() {
+    let site = Site::new();
+    let agent = site.agent();
+    let flags = [&agent.url(""), "--trust", &agent.fingerprint, "--time", "10s", "--max-rate", "50Mbit"];
+    let output = examine(&site, &[&flags[..], &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let bytes = report["cost"]["bytes"].as_u64().unwrap();
+    let parts = report["cost"]["parts"].as_array().unwrap();
+    assert_eq!(parts.iter().map(|one| one["bytes"].as_u64().unwrap()).sum::<u64>(), bytes);
+    // Ten seconds at the given rate.
+    assert!((1_000_000..=62_500_000).contains(&bytes), "{report}");
+    assert!(report["measured_bps"].as_u64().unwrap() > 0 && report["reverse_measured_bps"].as_u64().unwrap() > 0);
+    let words = examine(&site, &flags);
+    let said = String::from_utf8(words.stdout).unwrap();
+    assert!(said.starts_with(&agent.url("")) && said.contains("\n1. ") && said.contains("\ncost: "), "{said}");
+}
+
+#[test]
+fn a_target_that_is_no_agent_is_named() {
+    let site = Site::new();
+    let agent = site.agent();
+    for (target, flags, code, expected) in [
+        ("/data", &[][..], 2, "is no agent: give sterna://HOST"),
+        ("sterna://127.0.0.1:1", &[], 5, "connect to 127.0.0.1:1"),
+        (&agent.url("")[..], &[], 6, "is unknown to this host"),
+        (&agent.url(""), &["--time", "1s"], 2, "from 10 s to 600 s"),
+    ] {
+        let output = examine(&site, &[&[target], flags].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(code) && said.contains(expected), "{target}: {said}");
+    }
+    let shown = examine(&site, &["show", "/dev/null"]);
+    let said = String::from_utf8(shown.stderr).unwrap();
+    assert!(shown.status.code() != Some(0) && said.contains("no bundle of the doctor"), "{said}");
 }

@@ -5,6 +5,7 @@
 //! passes without them.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
+mod doctor;
 mod follow;
 mod replicas;
 mod web;
