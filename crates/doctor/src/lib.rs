@@ -7,6 +7,7 @@
 //! Everything but [`run`] is pure: it reads no clock and opens no socket. Also pure, and without a network: window
 //! arithmetic of kernels ([`kernel`]), response functions ([`response`]), and the [`plan`] of a path.
 
+pub mod bundle;
 pub mod ceiling;
 pub mod evidence;
 pub mod facts;

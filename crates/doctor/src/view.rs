@@ -11,6 +11,9 @@ const RAMP_ENDS: f64 = 0.8;
 /// Interval of the rate series, microseconds. Reason: four samples of a stream.
 pub const SERIES_EVERY_US: u64 = 200_000;
 
+/// Maximum length of the rate series. Reason: the longest flow, twice; an agent may report any time.
+const SERIES_MAX: usize = 600;
+
 /// Properties of a flow. Rates are payload in bit/s, sizes bytes, times seconds, shares parts from 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FlowView {
@@ -249,7 +252,7 @@ fn lost_of(pair: &FlowPair, segments: u64, arrived: u64) -> u64 {
 /// Returns the rates of intervals of 200 ms until `end`.
 fn rates(end: f64, counts: &dyn Fn(f64) -> f64) -> Vec<f64> {
     let every = SERIES_EVERY_US as f64 / 1e6;
-    let count = (end / every) as usize;
+    let count = ((end / every) as usize).min(SERIES_MAX);
     (0..count).map(|index| (counts((index + 1) as f64 * every) - counts(index as f64 * every)) * 8.0 / every).collect()
 }
 
@@ -261,7 +264,7 @@ fn ramp(series: &[f64], steady: f64) -> f64 {
 }
 
 /// Returns a counter at a time in seconds, between two samples by interpolation.
-fn at_time(stream: &StreamReport, at: f64, of: fn(&FlowSample) -> u64) -> f64 {
+pub(crate) fn at_time(stream: &StreamReport, at: f64, of: fn(&FlowSample) -> u64) -> f64 {
     let index = stream.samples.partition_point(|sample| seconds(sample.at_us) < at);
     let after = stream.samples.get(index).or(stream.samples.last());
     let Some(after) = after else { return 0.0 };

@@ -1,5 +1,8 @@
 //! Report of an examination: verdicts, ladder, path, and what it cost, with the evidence.
 
+pub mod exclude;
+pub mod figures;
+pub mod repeat;
 pub mod text;
 
 use serde::{Deserialize, Serialize};
@@ -108,22 +111,27 @@ pub struct ExperimentCost {
 }
 
 /// Circumstances of an examination, beside its evidence.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct About {
     /// Target as the user gave it.
     pub target: String,
     /// Address of the agent.
     pub address: String,
+    /// Address of the host of the doctor; empty if it is not known.
+    pub local: String,
+    /// Fingerprint of the agent's key; empty if it is not known.
+    pub agent_key: String,
     /// Start, seconds since 1970.
     pub started: u64,
-    /// Highest rate that the user has allowed.
-    pub rate_max: BitRate,
+    /// Highest rate that the user has allowed, bit/s.
+    pub rate_max_bps: u64,
 }
 
 impl Report {
     /// Judges the evidence of an examination.
     pub fn new(evidence: &Evidence, about: &About) -> Self {
-        let diagnosis = diagnose(evidence, about.rate_max);
+        let diagnosis = diagnose(evidence, BitRate(about.rate_max_bps));
         let rate = |direction| Facts::new(evidence, direction).base.map_or(0, |base| base.rate_bps as u64);
         let modes = Facts::new(evidence, Direction::Forward).rtt_modes();
         Self {
@@ -144,7 +152,7 @@ impl Report {
             sterna: env!("CARGO_PKG_VERSION").to_owned(),
             started: about.started,
             target: about.target.clone(),
-            rate_max_bps: about.rate_max.0,
+            rate_max_bps: about.rate_max_bps,
             own: own(evidence),
         }
     }

@@ -118,6 +118,23 @@ fn path(report: &Report) -> Vec<String> {
     lines
 }
 
-fn rate(bps: u64) -> String {
+/// Returns a time for people.
+pub fn time(seconds: f64) -> String {
+    let time = std::time::Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default();
+    if time.is_zero() { "0 ms".to_owned() } else { readable_time(time) }
+}
+
+/// Returns a part for people, in per cent.
+pub fn percent(part: f64) -> String {
+    match part * 100.0 {
+        whole if whole >= 10.0 => format!("{whole:.0} %"),
+        some if some >= 0.1 => format!("{some:.1} %"),
+        0.0 => "0 %".to_owned(),
+        few => format!("{few:.3} %"),
+    }
+}
+
+/// Returns a rate for people.
+pub fn rate(bps: u64) -> String {
     BitRate(bps).to_string()
 }
