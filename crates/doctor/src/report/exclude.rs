@@ -50,7 +50,7 @@ pub const CAUSES: [Cause; 17] = [
 pub fn alike(cause: Cause) -> &'static [Cause] {
     use Cause::{
         AckPath, ApplicationRead, ApplicationWrite, Congestion, Cpu, MssClamped, PmtuBlackHole, Policer, RandomLoss,
-        ReceiveBuffer, Reordering, RttModes, SendBuffer, Shaper, SlowRamp,
+        ReceiveBuffer, Reordering, RttModes, SendBuffer, Shaper,
     };
     match cause {
         Cause::ReceiveBuffer | Cause::NoWindowScaling => {

@@ -1,7 +1,9 @@
 //! Report of an examination: verdicts, ladder, path, and what it cost, with the evidence.
 
+pub mod compare;
 pub mod exclude;
 pub mod figures;
+pub mod html;
 pub mod repeat;
 pub mod text;
 

@@ -17,10 +17,11 @@ pub struct Repeat {
 
 /// Returns the commands for a verdict; empty if common tools do not show it.
 pub fn commands(verdict: &Verdict, report: &Report) -> Vec<Repeat> {
-    let address = report.path.address.parse::<SocketAddr>().map(|address| address.ip().to_string());
-    let (to, flag) = match verdict.direction {
-        Direction::Forward => (address.unwrap_or_else(|_| "B".to_owned()), ""),
-        Direction::Reverse => (address.unwrap_or_else(|_| "B".to_owned()), " -R"),
+    let address = report.path.address.parse::<SocketAddr>().ok();
+    let to = address.map_or_else(|| "B".to_owned(), |address| address.ip().to_string());
+    let flag = match verdict.direction {
+        Direction::Forward => "",
+        Direction::Reverse => " -R",
     };
     let repeat = |command: String, expect: String| Repeat { command, expect };
     let rate = |bps: f64| format!("{:.0}k", bps / 1e3);
@@ -63,7 +64,7 @@ pub fn commands(verdict: &Verdict, report: &Report) -> Vec<Repeat> {
             format!("ping -i 0.2 -c 300 {to}    # without a transfer, and at another time of day"),
             "round trips far above the smallest one while others load the path".to_owned(),
         )],
-        Cause::RttModes => ports(verdict, &to),
+        Cause::RttModes => ports(verdict, &to, address.map_or(0, |address| address.port())),
         Cause::PmtuBlackHole | Cause::MssClamped => vec![repeat(
             format!("tracepath -n {to}; ping -M do -s 1472 -c 3 {to}"),
             "no reply to the large packets, and no report of a router".to_owned(),
@@ -87,13 +88,13 @@ pub fn commands(verdict: &Verdict, report: &Report) -> Vec<Repeat> {
 }
 
 /// Returns a command for a port of the shortest and one of the longest path.
-fn ports(verdict: &Verdict, to: &str) -> Vec<Repeat> {
+fn ports(verdict: &Verdict, to: &str, port_of_agent: u16) -> Vec<Repeat> {
     let ends = verdict.modes.first().into_iter().chain(verdict.modes.last().filter(|_| verdict.modes.len() > 1));
     ends.filter_map(|mode| {
         let port = mode.ports.first()?;
         Some(Repeat {
-            command: format!("iperf3 -c {to} -u -b 1M --cport {port} -t 3 & nping --udp -g {port} -c 20 {to}"),
-            expect: format!("a round trip of {:.1} ms", mode.rtt_s * 1e3),
+            command: format!("traceroute -n -U -p {port_of_agent} --sport={port} {to}"),
+            expect: format!("other routers than with the other port, and {:.1} ms to the far end", mode.rtt_s * 1e3),
         })
     })
     .collect()

@@ -3,7 +3,7 @@
 use sterna_proto::BitRate;
 use sterna_proto::quantity::readable_time;
 
-use super::Report;
+use super::{PathDirection, Report};
 use crate::evidence::{Direction, Purpose};
 use crate::verdict::{Cause, Verdict};
 
@@ -93,10 +93,7 @@ fn of_verdict(index: usize, verdict: &Verdict) -> Vec<String> {
 fn path(report: &Report) -> Vec<String> {
     let mut lines = vec![format!("path to {}:", report.path.address)];
     for direction in &report.path.directions {
-        let capacity = match direction.capacity_bps {
-            Some(bps) => format!("carries {}", rate(bps)),
-            None => format!("carries {} and more", rate(direction.at_least_bps)),
-        };
+        let capacity = format!("carries {}", carries(direction));
         let mtu = direction.mtu.map_or_else(String::new, |mtu| format!(", packets up to {mtu} bytes pass"));
         lines.push(format!(
             "  {:<15} {capacity}; {} of {} packets lost without load{mtu}, segments of {} bytes",
@@ -116,6 +113,14 @@ fn path(report: &Report) -> Vec<String> {
     let failed = report.cost.parts.iter().filter_map(|part| part.failed.as_ref().map(|reason| (part.purpose, reason)));
     lines.extend(failed.map(|(of, reason)| format!("without a result: {}: {reason}", purpose(of))));
     lines
+}
+
+/// Returns the rate that a path carries, or the largest rate that was seen to pass.
+pub fn carries(path: &PathDirection) -> String {
+    match path.capacity_bps {
+        Some(bps) => rate(bps),
+        None => format!("{} and more", rate(path.at_least_bps)),
+    }
 }
 
 /// Returns a time for people.
