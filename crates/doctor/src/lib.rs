@@ -20,3 +20,4 @@ pub mod run;
 pub mod steps;
 pub mod verdict;
 pub mod view;
+mod words;

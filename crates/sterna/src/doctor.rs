@@ -1,5 +1,6 @@
 //! `sterna doctor`: examinations of a path, and its arithmetic.
 
+mod bundle;
 mod examine;
 
 use sterna_doctor::kernel::KernelVersion;
@@ -14,7 +15,8 @@ use crate::output::print_line;
 pub fn run(flags: &DoctorFlags) -> Result<u8, Error> {
     match &flags.command {
         Some(DoctorCommand::Plan(flags)) => plan(flags),
-        Some(DoctorCommand::Show(flags)) => examine::show(flags),
+        Some(DoctorCommand::Show(flags)) => bundle::show(flags),
+        Some(DoctorCommand::Compare(flags)) => bundle::compare(flags),
         None => examine::run(&flags.examine),
     }
 }

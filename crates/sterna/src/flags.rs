@@ -22,7 +22,7 @@ mod duration;
 pub mod service;
 
 use config::ConfigFlags;
-pub use doctor::{DoctorCommand, DoctorFlags, ExamineFlags, PlanFlags, ShowFlags};
+pub use doctor::{CompareFlags, DoctorCommand, DoctorFlags, ExamineFlags, PlanFlags, ReportFiles, ShowFlags};
 use duration::parse_time;
 use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};
 

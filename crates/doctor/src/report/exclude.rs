@@ -261,14 +261,14 @@ impl<'a> Rulings<'a> {
                 format!("unread data filled {} of the receive buffer", text::percent(base.unread)),
             ),
             Cause::Cpu => (
-                base.sender_late.max(base.receiver_late) < LATE_NONE,
+                base.sender.late.max(base.receiver.late) < LATE_NONE,
                 format!(
                     "the sender's host used {:.1} of {} processors, the receiver's {:.1} of {}; {} of the samples were late",
-                    base.sender_host,
+                    base.sender.host,
                     self.facts.sender().processors,
-                    base.receiver_host,
+                    base.receiver.host,
                     self.facts.receiver().processors,
-                    text::percent(base.sender_late.max(base.receiver_late))
+                    text::percent(base.sender.late.max(base.receiver.late))
                 ),
             ),
             _ => (

@@ -1,11 +1,12 @@
 //! Report for people: the verdict first, then the ladder, then the evidence.
 
 use sterna_proto::BitRate;
-use sterna_proto::quantity::readable_time;
+use sterna_proto::file::plain;
 
 use super::{PathDirection, Report};
 use crate::evidence::{Direction, Purpose};
 use crate::verdict::{Cause, Verdict};
+pub use crate::words::{percent, time};
 
 /// Returns the lines of a report.
 pub fn lines(report: &Report) -> Vec<String> {
@@ -32,7 +33,8 @@ pub fn lines(report: &Report) -> Vec<String> {
     lines.push(String::new());
     lines.extend(path(report));
     lines.extend(report.own.iter().map(|line| format!("note: {line}")));
-    lines
+    // Releases of kernels and reasons of failures come from the peer.
+    lines.into_iter().map(|line| plain(&line).into_owned()).collect()
 }
 
 /// Returns a direction in words.
@@ -64,7 +66,7 @@ pub fn purpose(purpose: Purpose) -> &'static str {
 }
 
 fn head(report: &Report) -> Vec<String> {
-    let rtt = readable_time(std::time::Duration::from_secs_f64(report.path.rtt_s.max(0.0)));
+    let rtt = time(report.path.rtt_s);
     vec![format!(
         "{}: {} to the agent, {} from the agent, over {rtt}, one connection",
         report.target,
@@ -120,22 +122,6 @@ pub fn carries(path: &PathDirection) -> String {
     match path.capacity_bps {
         Some(bps) => rate(bps),
         None => format!("{} and more", rate(path.at_least_bps)),
-    }
-}
-
-/// Returns a time for people.
-pub fn time(seconds: f64) -> String {
-    let time = std::time::Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default();
-    if time.is_zero() { "0 ms".to_owned() } else { readable_time(time) }
-}
-
-/// Returns a part for people, in per cent.
-pub fn percent(part: f64) -> String {
-    match part * 100.0 {
-        whole if whole >= 10.0 => format!("{whole:.0} %"),
-        some if some >= 0.1 => format!("{some:.1} %"),
-        0.0 => "0 %".to_owned(),
-        few => format!("{few:.3} %"),
     }
 }
 

@@ -3,6 +3,7 @@
 use sterna_proto::BitRate;
 
 use crate::verdict::{Cause, RttMode};
+pub(super) use crate::words::{percent, time};
 
 /// Limit or trouble that a rule found.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,18 +66,4 @@ pub(super) const FULL: f64 = 0.85;
 /// Returns a rate for people.
 pub(super) fn shown(bps: f64) -> String {
     BitRate(bps as u64).to_string()
-}
-
-/// Returns a part for people, in per cent.
-pub(super) fn percent(part: f64) -> String {
-    match part * 100.0 {
-        whole if whole >= 10.0 => format!("{whole:.0} %"),
-        some if some >= 0.1 => format!("{some:.1} %"),
-        few => format!("{few:.3} %"),
-    }
-}
-
-/// Returns a time for people.
-pub(super) fn time(seconds: f64) -> String {
-    sterna_proto::quantity::readable_time(std::time::Duration::from_secs_f64(seconds.max(0.0)))
 }

@@ -20,7 +20,7 @@ use super::{ALPN, STREAMS_MAX, TIME_MAX, packets};
 use crate::cancel::Cancel;
 use crate::client::dial::resolve;
 use crate::client::spec::Trust;
-use crate::identity::{self, Identity, peer_fingerprint};
+use crate::identity::{self, Fingerprint, Identity, peer_fingerprint};
 use crate::lane::tcp::HANDSHAKE_TIME_MAX;
 
 /// Time beyond its end within which a flow reports. Reason: the receiver waits for late data, and the report of many
@@ -52,6 +52,7 @@ pub struct Measurement {
     identity: Identity,
     remote: SocketAddr,
     local: Option<IpAddr>,
+    peer: Fingerprint,
     facts: HostFacts,
     /// Time of a round trip over the connection, with the turns of both hosts.
     rtt: Duration,
@@ -78,7 +79,7 @@ impl Measurement {
                     let peer = peer_fingerprint(control.connection().peer_certificates().unwrap_or_default())?;
                     trust.check(agent, &peer, cancel)?;
                     let facts = HostFacts::default();
-                    let mut bench = Self { control, identity: identity.clone(), remote, local, facts, rtt };
+                    let mut bench = Self { control, identity: identity.clone(), remote, local, peer, facts, rtt };
                     bench.facts = match bench.ask(&Ask::Hello { version: VERSION }, HANDSHAKE_TIME_MAX)? {
                         Answer::Host(facts) => *facts,
                         other => return Err(unexpected(&other)),
@@ -99,6 +100,16 @@ impl Measurement {
     /// Returns the address of the agent.
     pub fn remote(&self) -> SocketAddr {
         self.remote
+    }
+
+    /// Returns the address of this host on the connection that controls the measurements; `None` if it is lost.
+    pub fn local(&self) -> Option<SocketAddr> {
+        self.control.socket().local_addr().ok()
+    }
+
+    /// Returns the fingerprint of the agent's key.
+    pub fn agent_key(&self) -> Fingerprint {
+        self.peer
     }
 
     /// Returns the time in which the agent accepted the connection: a round trip, and the turns of both hosts.

@@ -23,6 +23,9 @@ pub const DOCTOR_EXAMPLES: &str = "\
 Examples:
   sterna doctor sterna://hub.example.org               # both ends: what limits transfers, and what to do
   sterna doctor sterna://hub.example.org --json        # one object for programs
+  sterna doctor sterna://hub.example.org --html page.html --bundle before.json
+                                                       # a page for the operators of the network, and its evidence
+  sterna doctor compare before.json after.json         # what a fix changed
   sterna doctor plan --rate 10Gbit --rtt 148ms         # the arithmetic of a path, without a network";
 
 /// Flags of `sterna doctor`.
@@ -58,13 +61,27 @@ pub struct ExamineFlags {
     /// Print one JSON object at the end
     #[arg(long)]
     pub json: bool,
-    /// Write the evidence to a file, from which `sterna doctor show` makes the report again
+    /// Write the evidence to a file, signed by the key of this host; `sterna doctor show` makes the report from it again
     #[arg(long, value_name = "FILE")]
     pub bundle: Option<PathBuf>,
+    /// Files of the report.
+    #[command(flatten)]
+    pub files: ReportFiles,
     /// Directory with the key of this host and the recorded agents (default: sterna in $XDG_STATE_HOME, or
     /// ~/.local/state/sterna)
     #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
     pub state: Option<PathBuf>,
+}
+
+/// Files that show a report.
+#[derive(Debug, Args)]
+pub struct ReportFiles {
+    /// Write the report as one HTML page with its plots, for the operators of another network
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Write each plot as an SVG file to this directory
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
 }
 
 /// The commands of the doctor.
@@ -73,8 +90,10 @@ pub enum DoctorCommand {
     /// Compute buffers, windows, connections, ramp and loss that a rate over a path needs, without a network
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanFlags),
-    /// Show the report of an examination again, from its bundle
+    /// Show the report of an examination again, from its bundle, after a check of its signature
     Show(ShowFlags),
+    /// Compare two examinations of a path: the effect of a fix, and whether the prediction was met
+    Compare(CompareFlags),
 }
 
 /// Flags of `sterna doctor show`.
@@ -83,6 +102,26 @@ pub struct ShowFlags {
     /// Bundle that an examination wrote
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
+    /// Refuse the bundle unless the key with this fingerprint signed it
+    #[arg(long, value_name = "FINGERPRINT")]
+    pub signer: Option<sterna_net::identity::Fingerprint>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Files of the report.
+    #[command(flatten)]
+    pub files: ReportFiles,
+}
+
+/// Flags of `sterna doctor compare`.
+#[derive(Debug, Args)]
+pub struct CompareFlags {
+    /// Bundle of the examination before the fix
+    #[arg(value_name = "BEFORE")]
+    pub before: PathBuf,
+    /// Bundle of the examination after it
+    #[arg(value_name = "AFTER")]
+    pub after: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
