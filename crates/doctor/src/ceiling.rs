@@ -137,22 +137,22 @@ fn start(arrived: &[&TrainBin]) -> f64 {
     arrived.iter().take(START_BINS).map(|bin| bin.delay_min_us as f64).fold(f64::INFINITY, f64::min)
 }
 
-/// Returns the time at which the delay begins to rise, seconds: the line through the rising bins, back to the start.
+/// Returns the time at which the delay begins to rise, seconds: the line through the rising bins, back to the start, but
+/// not after the first bin with a delay. Reason: a sender that pauses bends the line.
 fn onset(arrived: &[&TrainBin], start: f64, rise: f64) -> f64 {
-    let is_full = |bin: &&&TrainBin| (bin.delay_min_us as f64) < start + rise * 0.9;
+    let above = |bin: &&TrainBin| bin.delay_min_us as f64 - start;
+    let first = arrived.iter().position(|bin| above(bin) > QUEUE_MIN_US).unwrap_or(0);
+    let first_s = arrived.get(first).map_or(0.0, |bin| bin.at_us as f64 / 1e6);
     let rising: Vec<(f64, f64)> = arrived
         .iter()
-        .take_while(is_full)
-        .filter(|bin| bin.delay_min_us as f64 > start + rise * 0.1)
-        .map(|bin| (bin.at_us as f64 / 1e6, bin.delay_min_us as f64 - start))
+        .take_while(|bin| above(bin) < rise * 0.9)
+        .filter(|bin| above(bin) > rise * 0.1)
+        .map(|bin| (bin.at_us as f64 / 1e6, above(bin)))
         .collect();
     match fit(&rising) {
-        Some((slope, intercept)) if slope > 0.0 => (-intercept / slope).max(0.0),
+        Some((slope, intercept)) if slope > 0.0 => (-intercept / slope).clamp(0.0, first_s),
         // The queue was full within few bins.
-        _ => arrived
-            .iter()
-            .find(|bin| bin.delay_min_us as f64 > start + rise * 0.5)
-            .map_or(0.0, |bin| (bin.at_us as f64 / 1e6 - 0.01).max(0.0)),
+        _ => (first_s - 0.01).max(0.0),
     }
 }
 

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use sterna_net::disk::DiskSpeed;
 use sterna_net::measure::{
     EchoReport, EchoSpec, FlowPair, FlowSpec, HostFacts, SocketSettings, TrainReport, TrainSpec,
 };
@@ -81,6 +82,10 @@ pub enum Purpose {
     Refill,
     /// One connection below the rate of a policer.
     Paced,
+    /// Disk of the host of the doctor.
+    NearDisk,
+    /// Disk of the agent.
+    FarDisk,
 }
 
 /// Experiment: a question and how it is asked.
@@ -104,6 +109,11 @@ pub enum Experiment {
         /// Rest before it, in which queues drain and buckets fill, milliseconds.
         rest_ms: u64,
     },
+    /// Reading and writing at the disk of one host.
+    Disk {
+        /// Directory: of this host, or in the location of the agent.
+        path: String,
+    },
 }
 
 /// Outcome of an experiment.
@@ -116,6 +126,8 @@ pub enum Outcome {
     Flow(FlowPair),
     /// Packets of a train.
     Train(TrainReport),
+    /// Speed of a disk.
+    Disk(DiskSpeed),
     /// Reason for which the experiment has no result.
     Failed(String),
 }
@@ -213,6 +225,16 @@ impl Evidence {
             Outcome::Echo(report) => Some(report),
             _ => None,
         })
+    }
+
+    /// Returns the speed of the disk of the sender (`true`) or of the receiver of a direction.
+    pub fn disk(&self, direction: Direction, of_sender: bool) -> Option<&DiskSpeed> {
+        let is_near = (direction == Direction::Forward) == of_sender;
+        let purpose = if is_near { Purpose::NearDisk } else { Purpose::FarDisk };
+        match &self.record(purpose, Direction::Forward)?.outcome {
+            Outcome::Disk(speed) => Some(speed),
+            _ => None,
+        }
     }
 
     /// Returns the smallest round trip: of the echoes, else of the connection.

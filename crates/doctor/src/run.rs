@@ -3,14 +3,16 @@
 //! The only part of the crate that touches the network, and only through measurements of the engine. Bounded in time
 //! and rate.
 
+use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use sterna_net::disk::{Access, DiskSpeed, Root, SPEED_BYTES_MAX, SPEED_TIME_MAX};
 use sterna_net::engine::Cancel;
 use sterna_net::measure::{Measurement, host_facts};
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use crate::evidence::{Evidence, Experiment, Outcome, Record};
+use crate::evidence::{Evidence, Experiment, Outcome, Purpose, Record};
 use crate::steps::{Bounds, Next, next};
 
 /// Runs an examination. `before` is called with each experiment before it runs.
@@ -38,7 +40,7 @@ pub fn examine(
             return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped by the user"));
         }
         let began = start.elapsed();
-        let outcome = match perform(measurement, &next.experiment, cancel) {
+        let outcome = match perform(measurement, next.purpose, &next.experiment, cancel) {
             Ok(outcome) => outcome,
             Err(error) if is_final(&error) => return Err(error),
             Err(error) => Outcome::Failed(error.chain()),
@@ -55,10 +57,17 @@ pub fn examine(
     Ok(evidence)
 }
 
-fn perform(measurement: &mut Measurement, experiment: &Experiment, cancel: &Cancel) -> Result<Outcome, Error> {
+fn perform(
+    measurement: &mut Measurement,
+    purpose: Purpose,
+    experiment: &Experiment,
+    cancel: &Cancel,
+) -> Result<Outcome, Error> {
     Ok(match experiment {
         Experiment::Echo { spec } => Outcome::Echo(measurement.echo(spec)?),
         Experiment::Flow { spec } => Outcome::Flow(measurement.flow(spec)?),
+        Experiment::Disk { path } if purpose == Purpose::NearDisk => Outcome::Disk(near_disk(path)?),
+        Experiment::Disk { path } => Outcome::Disk(measurement.disk(path)?),
         Experiment::Train { spec, rest_ms } => {
             rest(Duration::from_millis(*rest_ms), cancel);
             Outcome::Train(measurement.train(spec)?)
@@ -69,6 +78,10 @@ fn perform(measurement: &mut Measurement, experiment: &Experiment, cancel: &Canc
 /// Returns true if no further experiment can run.
 fn is_final(error: &Error) -> bool {
     matches!(error.kind, ErrorKind::Busy | ErrorKind::Untrusted)
+}
+
+fn near_disk(path: &str) -> Result<DiskSpeed, Error> {
+    Root::open(Path::new(path), Access::ReadWrite)?.speed(b"", SPEED_BYTES_MAX, SPEED_TIME_MAX)
 }
 
 /// Waits, until the cancellation at most.

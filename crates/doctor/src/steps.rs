@@ -15,12 +15,16 @@ use crate::facts::Facts;
 use crate::view::FlowView;
 
 /// Bounds of an examination.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Bounds {
     /// Time for all experiments.
     pub time: Duration,
     /// Highest rate of all packets together.
     pub rate_max: BitRate,
+    /// Directory of this host whose disk is measured.
+    pub near_disk: Option<String>,
+    /// Directory of the agent whose disk is measured.
+    pub far_disk: Option<String>,
 }
 
 /// Experiment that is to run.
@@ -51,6 +55,11 @@ pub fn next(evidence: &Evidence, bounds: &Bounds) -> Option<Next> {
             direction: Direction::Forward,
             experiment: Experiment::Echo { spec },
         });
+    }
+    for (purpose, path) in [(Purpose::NearDisk, &bounds.near_disk), (Purpose::FarDisk, &bounds.far_disk)] {
+        if let Some(path) = path.clone().filter(|_| !evidence.has(purpose, Direction::Forward)) {
+            return Some(Next { purpose, direction: Direction::Forward, experiment: Experiment::Disk { path } });
+        }
     }
     let used = evidence.records.last().map_or(0, |record| record.start_ms + record.time_ms);
     Direction::ALL.into_iter().find_map(|direction| {

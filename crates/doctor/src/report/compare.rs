@@ -213,9 +213,8 @@ fn differences(before: &Report, after: &Report) -> Vec<String> {
 fn change(before: &Report, after: &Report, direction: Direction) -> DirectionChange {
     let path = |report: &Report| report.path.directions.iter().find(|path| path.direction == direction).cloned();
     let (old, new) = (path(before), path(after));
-    let loss = |path: &Option<super::PathDirection>| {
-        path.as_ref().filter(|path| path.loss_packets > 0).map(|path| path.loss)
-    };
+    let loss =
+        |path: &Option<super::PathDirection>| path.as_ref().filter(|path| path.loss_packets > 0).map(|path| path.loss);
     DirectionChange {
         direction,
         measured_bps: Change { before: measured(before, direction), after: measured(after, direction) },

@@ -159,9 +159,10 @@ impl<'a> Rulings<'a> {
         let base = &self.base;
         let (loss, packets) = self.path.map_or((0.0, 0), |path| (path.loss, path.loss_packets));
         let (is_excluded, observed) = match cause {
-            Cause::RandomLoss if packets == 0 => {
-                (base.lost == 0 && base.segments >= PACKETS_MIN, format!("{} segments lost of {}", base.lost, base.segments))
-            }
+            Cause::RandomLoss if packets == 0 => (
+                base.lost == 0 && base.segments >= PACKETS_MIN,
+                format!("{} segments lost of {}", base.lost, base.segments),
+            ),
             Cause::RandomLoss => {
                 let lost = (loss * packets as f64).round();
                 let bound = 3.0 / packets as f64;
@@ -214,9 +215,9 @@ impl<'a> Rulings<'a> {
                 "above {} packets were delayed; a policer drops and does not delay",
                 rate(bps)
             )),
-            (Cause::Shaper, Some(Ceiling::Link { .. })) => {
-                Ruling::Excluded("the delay rose from the first packets on; a shaper lets a burst pass first".to_owned())
-            }
+            (Cause::Shaper, Some(Ceiling::Link { .. })) => Ruling::Excluded(
+                "the delay rose from the first packets on; a shaper lets a burst pass first".to_owned(),
+            ),
             (Cause::Shaper, Some(Ceiling::Policer { bps, .. })) => Ruling::Excluded(format!(
                 "above {} packets were dropped while the delay stayed flat; a shaper delays them",
                 rate(bps)
@@ -241,9 +242,9 @@ impl<'a> Rulings<'a> {
         let segment = self.base.mss + HEADERS;
         let vanished = train.sizes.iter().find(|size| size.sent > 0 && size.received == 0 && size.bytes <= segment);
         match (vanished, train.sizes.iter().filter(|size| size.received > 0).map(|size| size.bytes).max()) {
-            (None, Some(largest)) => Ruling::Excluded(format!(
-                "packets up to {largest} bytes pass, and segments need {segment}"
-            )),
+            (None, Some(largest)) => {
+                Ruling::Excluded(format!("packets up to {largest} bytes pass, and segments need {segment}"))
+            }
             (Some(size), _) => Ruling::Open(format!("no packet of {} bytes arrived", size.bytes)),
             (None, None) => Ruling::Open("no packet of the sweep arrived".to_owned()),
         }
@@ -273,7 +274,11 @@ impl<'a> Rulings<'a> {
             ),
             _ => (
                 base.rate_bps < self.report.rate_max_bps as f64 * 0.8,
-                format!("the rate is {} of the {} allowed", text::rate(base.rate_bps as u64), BitRate(self.report.rate_max_bps)),
+                format!(
+                    "the rate is {} of the {} allowed",
+                    text::rate(base.rate_bps as u64),
+                    BitRate(self.report.rate_max_bps)
+                ),
             ),
         };
         if is_excluded { Ruling::Excluded(observed) } else { Ruling::Open(observed) }

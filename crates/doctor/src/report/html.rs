@@ -473,9 +473,15 @@ fn asked(record: &Record) -> String {
                 (Some(size), _) => format!("{size} bytes"),
                 _ => "no size".to_owned(),
             };
-            let rest = if *rest_ms > 0 { format!(", after {:.1} s of rest", *rest_ms as f64 / 1e3) } else { String::new() };
-            format!("UDP, {} for {:.1} s, packets of {sizes}{rest}", text::rate(spec.rate_bps), spec.time_ms as f64 / 1e3)
+            let rest =
+                if *rest_ms > 0 { format!(", after {:.1} s of rest", *rest_ms as f64 / 1e3) } else { String::new() };
+            format!(
+                "UDP, {} for {:.1} s, packets of {sizes}{rest}",
+                text::rate(spec.rate_bps),
+                spec.time_ms as f64 / 1e3
+            )
         }
+        Experiment::Disk { path } => format!("a file without a name in {path:?}"),
         Experiment::Flow { spec } => {
             let mut words = vec![match spec.streams {
                 1 => "TCP".to_owned(),
@@ -502,6 +508,12 @@ fn answered(evidence: &Evidence, record: &Record) -> String {
             };
             format!("{} sent, {} reached B, {} came back", sum(|p| p.sent), sum(|p| p.reflected), sum(|p| p.returned))
         }
+        Outcome::Disk(disk) => format!(
+            "writes {}, reads {}, {}",
+            text::rate(disk.write_bps),
+            text::rate(disk.read_bps),
+            sterna_proto::ByteCount(disk.bytes)
+        ),
         Outcome::Train(train) => format!("{} of {} packets arrived", train.received, train.sent),
         Outcome::Flow(_) => match Facts::new(evidence, record.direction).flow(record.purpose) {
             Some(view) => format!(

@@ -54,7 +54,10 @@ pub fn commands(verdict: &Verdict, report: &Report) -> Vec<Repeat> {
             "the round trip of ping rises while the train runs, and falls after it".to_owned(),
         )],
         Cause::RandomLoss => vec![repeat(
-            format!("iperf3 -c {to}{flag} -u -b {} -l 130 -t 20", rate(report.measured_bps.max(1_000_000) as f64 / 20.0)),
+            format!(
+                "iperf3 -c {to}{flag} -u -b {} -l 130 -t 20",
+                rate(report.measured_bps.max(1_000_000) as f64 / 20.0)
+            ),
             match verdict.packets {
                 Some(part) => format!("about {} lost, at any rate", text::percent(part)),
                 None => "the same loss at any rate".to_owned(),

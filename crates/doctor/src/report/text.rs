@@ -62,6 +62,8 @@ pub fn purpose(purpose: Purpose) -> &'static str {
         Purpose::LowRate => "loss without load",
         Purpose::Refill => "refill of the bucket",
         Purpose::Paced => "one connection below the rate of the policer",
+        Purpose::NearDisk => "disk of this host",
+        Purpose::FarDisk => "disk of the agent",
     }
 }
 

@@ -18,6 +18,7 @@ pub(super) fn find(facts: &Facts<'_>, rate_max: BitRate) -> Vec<Finding> {
     let Some(base) = &facts.base else { return Vec::new() };
     let mut findings = Vec::new();
     findings.extend(cpu(facts, base));
+    findings.extend(disks(facts, base));
     let given = rate_max.0 as f64;
     let carried = facts.ceiling.is_some_and(|ceiling| !ceiling.is_reached()) && base.rate_bps > given * 0.85;
     if carried {
@@ -30,6 +31,30 @@ pub(super) fn find(facts: &Facts<'_>, rate_max: BitRate) -> Vec<Finding> {
     }
     findings
 }
+
+/// Returns the findings about disks that are slower than one connection.
+fn disks(facts: &Facts<'_>, base: &FlowView) -> Vec<Finding> {
+    let read = facts.evidence.disk(facts.direction, true).map(|disk| (Cause::DiskRead, "reads", disk.read_bps));
+    let write = facts.evidence.disk(facts.direction, false).map(|disk| (Cause::DiskWrite, "writes", disk.write_bps));
+    let slow = [read, write].into_iter().flatten().filter(|(_, _, bps)| *bps > 0);
+    slow.filter(|(_, _, bps)| (*bps as f64) < base.rate_bps * SLOW_DISK)
+        .map(|(cause, verb, bps)| {
+            let place = if cause == Cause::DiskRead { "sender" } else { "receiver" };
+            let remedy = format!(
+                "a faster disk at the {place}, or several disks; look for other programs that use it (iostat -x 1)"
+            );
+            let finding = Finding::new(cause, remedy).sure(0.85).because(format!(
+                "the disk of the {place} {verb} {}, and one connection from memory to memory has {}",
+                shown(bps as f64),
+                shown(base.rate_bps)
+            ));
+            finding.limits_to(bps as f64, true)
+        })
+        .collect()
+}
+
+/// Part of the rate of a connection below which a disk is slower.
+const SLOW_DISK: f64 = 0.95;
 
 fn cpu(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     let processors = |count: u32| f64::from(count.max(1));

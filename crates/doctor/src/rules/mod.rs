@@ -137,10 +137,11 @@ fn verdicts(facts: &Facts<'_>, findings: Vec<Finding>) -> Vec<Verdict> {
         let next = next.fold(top(facts), f64::min);
         let reached = finding.detail.reached_bps.map_or(next, |reached| reached.min(next)).max(rate);
         let predicted = if finding.binds { reached } else { rate };
+        let limit = finding.limits_to.unwrap_or(rate);
         verdicts.push(Verdict {
             limit: finding.cause,
             direction: facts.direction,
-            share: if finding.binds { (1.0 - rate / predicted.max(1.0)).clamp(0.0, 1.0) } else { 0.0 },
+            share: if finding.binds { (1.0 - limit / predicted.max(1.0)).clamp(0.0, 1.0) } else { 0.0 },
             confidence: finding.confidence,
             evidence: finding.evidence.clone(),
             remedy: finding.remedy.clone(),

@@ -10,7 +10,7 @@ use tracing::Level;
 use super::limiter::{Cause, Kind, Origin, cut};
 use super::{Shared, peer_span};
 use crate::handshakes::Slot;
-use crate::identity::{Fingerprint, Identity};
+use crate::identity::{Fingerprint, Identity, Rights};
 
 impl Shared {
     /// Serves a connection of a measurement until it ends. Needs the right to read one root, as a probe does. `slot` is
@@ -28,7 +28,12 @@ impl Shared {
             peer = Some(*key);
             self.grant(key).and_then(|grant| self.may_probe(&grant))
         };
-        let outcome = self.measurements.serve(stream, identity, may_measure);
+        let directory = |peer: &Fingerprint, path: &[u8]| {
+            let grant = self.grant(peer)?;
+            let path = path.strip_prefix(b"/").unwrap_or(path);
+            self.root_of(path, &grant, Rights::ReadWrite).map(|(root, rest)| (root, rest.to_vec()))
+        };
+        let outcome = self.measurements.serve(stream, identity, may_measure, &directory);
         let (kind, line) = match (outcome, peer) {
             (Ok(None), _) => return,
             (Ok(Some(flows)), _) => (

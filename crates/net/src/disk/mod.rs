@@ -68,6 +68,7 @@ mod prepare;
 mod root;
 mod sink;
 mod source;
+mod speed;
 mod sweep;
 
 pub use destination::{Destination, UNFINISHED_DIRECTORIES_MAX};
@@ -82,6 +83,7 @@ pub use packed::{OPEN_FILES_MAX, PackedBatch};
 pub(crate) use pattern::{has_wildcards, is_meant};
 pub use root::{Access, Root};
 pub use source::SourceFile;
+pub use speed::{BYTES_MAX as SPEED_BYTES_MAX, DiskSpeed, TIME_MAX as SPEED_TIME_MAX};
 
 #[cfg(test)]
 mod tests;

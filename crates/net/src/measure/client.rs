@@ -20,6 +20,7 @@ use super::{ALPN, STREAMS_MAX, TIME_MAX, packets};
 use crate::cancel::Cancel;
 use crate::client::dial::resolve;
 use crate::client::spec::Trust;
+use crate::disk::DiskSpeed;
 use crate::identity::{self, Fingerprint, Identity, peer_fingerprint};
 use crate::lane::tcp::HANDSHAKE_TIME_MAX;
 
@@ -34,6 +35,9 @@ const ANSWER_BYTES_MAX: u32 = 64 << 20;
 /// Payload of a segment of the connection that controls measurements, in bytes. Reason: it passes where larger packets
 /// vanish, which is one of the things that are measured.
 const CONTROL_MSS: u32 = 1000;
+
+/// Time in which a disk is measured. Reason: writing, reading, and syncs of a slow disk.
+const DISK_WITHIN: Duration = Duration::from_secs(60);
 
 type ClientChannel = Channel<ClientConnection, rustls::client::ClientConnectionData>;
 
@@ -152,6 +156,16 @@ impl Measurement {
             Role::Sends => FlowPair { sender: near, receiver: far },
             Role::Receives => FlowPair { sender: far, receiver: near },
         })
+    }
+
+    /// Measures the disk of a directory of the agent. `path` is that of a location.
+    ///
+    /// Errors: `Denied`, `NotFound`: no directory that this host may write to; `Io`.
+    pub fn disk(&mut self, path: &str) -> Result<DiskSpeed, Error> {
+        match self.ask(&Ask::Disk { path: path.to_owned() }, DISK_WITHIN)? {
+            Answer::Disk(speed) => Ok(speed),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Runs a packet train to its end. Returns what the receiver counted.

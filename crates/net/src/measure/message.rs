@@ -9,6 +9,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sterna_proto::path_cache::DataDirection;
 
+use crate::disk::DiskSpeed;
+
 pub use self::packets::{
     EchoPort, EchoReport, EchoSpec, PortCount, SentSize, SentTrain, SizeCount, TrainBin, TrainReport, TrainSpec,
 };
@@ -39,6 +41,11 @@ pub enum Ask {
     Start,
     /// Waits for the end of the flow. Answer: [`Answer::Flow`].
     Finish,
+    /// Measures the disk of a directory that the client may write to. Answer: [`Answer::Disk`].
+    Disk {
+        /// Path, as in the location of a copy.
+        path: String,
+    },
     /// Prepares a packet train. Answer: [`Answer::Packets`]. The client then sends a packet from each port until the
     /// agent has sent one back.
     Train(TrainSpec),
@@ -87,6 +94,8 @@ pub enum Answer {
         /// Counts, in the order of the ports.
         reflected: Vec<u64>,
     },
+    /// Speed of a disk of the agent.
+    Disk(DiskSpeed),
     /// The agent refuses, or could not do it.
     Refused {
         /// Kind of the failure, as on the wire.

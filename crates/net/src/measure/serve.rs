@@ -17,6 +17,7 @@ use super::channel::Channel;
 use super::flow::{self, Role};
 use super::message::{Answer, Ask, FlowReport, FlowSpec, SocketSettings};
 use super::{ALPN, STREAMS_MAX, TIME_MAX, host, packets};
+use crate::disk::{Root, SPEED_BYTES_MAX, SPEED_TIME_MAX};
 use crate::identity::{Fingerprint, Identity, peer_fingerprint};
 use crate::lane::tcp::HANDSHAKE_TIME_MAX;
 
@@ -31,6 +32,9 @@ const HELLO_BYTES_MAX: usize = 4096;
 
 /// Maximum size of a question in bytes. Reason: the record of a packet train has 3760 intervals of up to 20 bytes.
 const ASK_BYTES_MAX: u32 = 256 << 10;
+
+/// Finds the root, and the rest of the path, of a directory that a peer may write to.
+pub(crate) type DirectoryOf<'a> = dyn Fn(&Fingerprint, &[u8]) -> Result<(Root, Vec<u8>), Error> + 'a;
 
 type ServerChannel = Channel<ServerConnection, ServerConnectionData>;
 
@@ -70,7 +74,7 @@ impl Measurements {
         Self { running: Mutex::default(), port: port.unwrap_or(0) }
     }
 
-    /// Serves a connection until it ends. `may_measure` refuses peers. Returns the number of flows, packet
+    /// Serves a connection until it ends. `may_measure` refuses peers, and `directory` paths. Returns the number of flows, packet
     /// trains and echoes; `None`: the connection is a stream of a flow.
     ///
     /// Errors: those of the connection, and refusals, which the peer has received.
@@ -79,6 +83,7 @@ impl Measurements {
         stream: TcpStream,
         identity: &Identity,
         may_measure: impl FnOnce(&Fingerprint) -> Result<(), Error>,
+        directory: &DirectoryOf<'_>,
     ) -> Result<Option<u32>, Error> {
         let gone =
             |e| Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, "accept a measurement").caused_by(e);
@@ -94,7 +99,8 @@ impl Measurements {
             Ask::Hello { .. } => {
                 let place = self.enter(peer, from)?;
                 channel.send(&Answer::Host(Box::new(host::facts())))?;
-                Control { place, flow: None, packets: None, started: 0 }.run(&mut channel).map(Served::Control)
+                let control = Control { place, peer, directory, flow: None, packets: None, started: 0 };
+                control.run(&mut channel).map(Served::Control)
             }
             Ask::Join { token, stream } => {
                 let way = self.way_of(&peer, &token)?;
@@ -168,8 +174,10 @@ enum Flow {
 }
 
 /// Connection that controls a measurement.
-struct Control {
+struct Control<'a> {
     place: Place,
+    peer: Fingerprint,
+    directory: &'a DirectoryOf<'a>,
     flow: Option<Flow>,
     /// Packet trains and echoes, from the first on.
     packets: Option<packets::Agent>,
@@ -177,7 +185,7 @@ struct Control {
     started: u32,
 }
 
-impl Control {
+impl Control<'_> {
     /// Answers questions until the client ends the measurement. Returns the number of flows, packet trains and echoes.
     fn run(mut self, channel: &mut ServerChannel) -> Result<u32, Error> {
         channel.wait_up_to(IDLE_MAX)?;
@@ -193,6 +201,7 @@ impl Control {
                 Ask::Start => self.start(),
                 Ask::Finish => self.finish(),
                 Ask::Hello { .. } | Ask::Join { .. } => return Err(Error::protocol("a second first message")),
+                Ask::Disk { path } => self.disk(&path),
                 packets => self.packets(packets, channel.socket()),
             };
             channel.send(&answer.unwrap_or_else(|error| refusal(&error)))?;
@@ -270,10 +279,16 @@ impl Control {
                 packets.prepare_echo(&spec)
             }
             Ask::FinishEcho => packets.finish_echo(),
-            Ask::Hello { .. } | Ask::Join { .. } | Ask::Flow(_) | Ask::Start | Ask::Finish => {
+            Ask::Hello { .. } | Ask::Join { .. } | Ask::Flow(_) | Ask::Start | Ask::Finish | Ask::Disk { .. } => {
                 Err(crate::internal("a question of flows goes to packet trains"))
             }
         }
+    }
+
+    fn disk(&mut self, path: &str) -> Result<Answer, Error> {
+        let (root, rest) = (self.directory)(&self.peer, path.as_bytes())?;
+        self.started = self.started.saturating_add(1);
+        root.speed(&rest, SPEED_BYTES_MAX, SPEED_TIME_MAX).map(Answer::Disk)
     }
 
     fn finish(&mut self) -> Result<Answer, Error> {
@@ -287,7 +302,7 @@ impl Control {
     }
 }
 
-impl Drop for Control {
+impl Drop for Control<'_> {
     fn drop(&mut self) {
         if let Some(Flow::Moving(thread, streams)) = self.flow.take() {
             flow::cut(&streams.lock());

@@ -31,7 +31,12 @@ pub fn run(flags: &ExamineFlags) -> Result<u8, Error> {
     let engine = Engine::new(identity.clone(), trust as Arc<dyn Trust>);
     let mut measurement = engine.measure(&agent, flags.from, &cancel)?;
     let time = flags.time.unwrap_or_else(|| default_time(measurement.connect_time()));
-    let bounds = Bounds { time, rate_max: flags.max_rate };
+    let bounds = Bounds {
+        time,
+        rate_max: flags.max_rate,
+        near_disk: flags.disk.as_ref().map(|path| path.display().to_string()),
+        far_disk: flags.disk.as_ref().map(|_| String::from_utf8_lossy(&agent.path).into_owned()),
+    };
     let tells = !flags.json && std::io::stderr().is_terminal();
     let evidence = examine(&mut measurement, &bounds, &cancel, |_, next| {
         if tells {
@@ -44,7 +49,8 @@ pub fn run(flags: &ExamineFlags) -> Result<u8, Error> {
         address: measurement.remote().to_string(),
         local: measurement.local().map_or_else(String::new, |local| local.ip().to_string()),
         agent_key: measurement.agent_key().to_string(),
-        started: started.saturating_sub(evidence.records.last().map_or(0, |last| (last.start_ms + last.time_ms) / 1000)),
+        started: started
+            .saturating_sub(evidence.records.last().map_or(0, |last| (last.start_ms + last.time_ms) / 1000)),
         rate_max_bps: flags.max_rate.0,
     };
     let bundle = Bundle { about, evidence };

@@ -52,9 +52,10 @@ pub(super) fn round_trips(evidence: &Evidence, report: &Report) -> Option<Figure
         text.soft x=(px(LEFT)) y=(px(top + height + LINE)) { "port " (first) }
         text.soft x=(px(WIDTH - RIGHT)) y=(px(top + height + LINE)) text-anchor="end" { "port " (last) }
     };
-    let each = modes.iter().take(MODES_MAX).map(|mode| {
-        format!("{} for {:.0} % of the ports", millis(mode.rtt_s), mode.share * 100.0)
-    });
+    let each = modes
+        .iter()
+        .take(MODES_MAX)
+        .map(|mode| format!("{} for {:.0} % of the ports", millis(mode.rtt_s), mode.share * 100.0));
     let each = each.collect::<Vec<_>>().join(", ");
     let shows = match modes.len() {
         0 | 1 => "All ports have one path, or paths of the same length",

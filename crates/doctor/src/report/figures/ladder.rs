@@ -60,13 +60,7 @@ pub(super) fn figure(evidence: &Evidence, report: &Report, direction: Direction)
         words(&limits),
         words(&measured)
     );
-    Some(Figure {
-        title: format!("Limits in order, {}", arrow(direction)),
-        name,
-        caption,
-        height: y + 6.0,
-        body,
-    })
+    Some(Figure { title: format!("Limits in order, {}", arrow(direction)), name, caption, height: y + 6.0, body })
 }
 
 fn limits(report: &Report, direction: Direction) -> Vec<Bar> {
@@ -80,9 +74,10 @@ fn limits(report: &Report, direction: Direction) -> Vec<Bar> {
 
 fn measured(evidence: &Evidence, direction: Direction) -> Vec<Bar> {
     let facts = Facts::new(evidence, direction);
-    let flows = evidence.records.iter().filter(|record| {
-        record.direction == direction && matches!(record.outcome, Outcome::Flow(_))
-    });
+    let flows = evidence
+        .records
+        .iter()
+        .filter(|record| record.direction == direction && matches!(record.outcome, Outcome::Flow(_)));
     let bar = |purpose| {
         let view = facts.flow(purpose)?;
         let name = shortened(text::purpose(purpose));
