@@ -35,7 +35,7 @@ impl NtpTime {
     /// Returns the time from `earlier` to this one, in nanoseconds, negative if this one is earlier.
     pub(super) fn since(self, earlier: Self) -> i64 {
         let difference = i128::from(self.0.wrapping_sub(earlier.0).cast_signed());
-        i64::try_from(difference * 1_000_000_000 >> 32).unwrap_or(i64::MAX)
+        i64::try_from((difference * 1_000_000_000) >> 32).unwrap_or(i64::MAX)
     }
 }
 

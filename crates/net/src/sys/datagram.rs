@@ -109,7 +109,7 @@ impl Inbox {
             return None;
         }
         let header = &self.headers[0].msg_hdr;
-        let found = controls(&self.controls[0], header.msg_controllen as usize).find(|(level, name, _)| {
+        let found = controls(&self.controls[0], header.msg_controllen).find(|(level, name, _)| {
             matches!((*level, *name), (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR))
         });
         // struct sock_extended_err: errno, origin, type, code, padding, info, data.
@@ -164,7 +164,7 @@ impl Inbox {
         let name_length = (header.msg_namelen as usize).min(NAME_BYTES);
         let from = address_of(&self.names[index][..name_length]);
         let (mut at, mut ttl) = (None, None);
-        for (level, name, value) in controls(&self.controls[index], header.msg_controllen as usize) {
+        for (level, name, value) in controls(&self.controls[index], header.msg_controllen) {
             match (level, name) {
                 (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS) => at = time_of(value),
                 (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
@@ -277,8 +277,8 @@ fn u32_at(bytes: &[u8], start: usize) -> Option<u32> {
 fn time_of(value: &[u8]) -> Option<Duration> {
     let (seconds, nanos) = value.split_at_checked(value.len() / 2)?;
     let number = |bytes: &[u8]| match bytes.len() {
-        8 => u64::from_ne_bytes(bytes.try_into().ok()?).into(),
-        4 => u32::from_ne_bytes(bytes.try_into().ok()?).try_into().ok(),
+        8 => Some(u64::from_ne_bytes(bytes.try_into().ok()?)),
+        4 => Some(u32::from_ne_bytes(bytes.try_into().ok()?).into()),
         _ => None,
     };
     Some(Duration::new(number(seconds)?, u32::try_from(number(nanos)?).ok().filter(|nanos| *nanos < 1_000_000_000)?))

@@ -193,7 +193,7 @@ pub struct EchoPort {
     pub port: u16,
     /// Packets sent.
     pub sent: u64,
-    /// Packets that the agent received and sent back.
+    /// Packets that the agent received and sent back, each counted once.
     pub reflected: u64,
     /// Replies received, each counted once.
     pub returned: u64,

@@ -16,8 +16,8 @@ use super::super::message::{Answer, EchoSpec, SentTrain, TrainSpec};
 use super::super::stamp::Probe;
 use super::log::Log;
 use super::plan::{Plan, check_echoes};
-use super::receive::{Receiver, Silence, drops, gather, record};
-use super::reflector::{Allowance, Numbering, ROOM, answer};
+use super::receive::{Receiver, Silence, arrival, drops, gather};
+use super::reflector::{Allowance, ROOM, answer};
 use super::send::{Route, send};
 use super::socket::{SocketErrors, enlarge, open, with_port};
 use crate::sys::Inbox;
@@ -57,8 +57,8 @@ enum Mode {
     Opening { session: u16, plan: Plan, direction: DataDirection, ports: Vec<Option<SocketAddr>> },
     /// The packets of a train are recorded.
     Recording { session: u16, log: Box<Log>, silence: Silence, drops_before: u64 },
-    /// Packets get replies, which are counted by port.
-    Echoing { session: u16, reflected: Vec<u64> },
+    /// Packets get replies. Those seen are recorded by their number.
+    Echoing { session: u16, ports: usize, seen: Vec<bool> },
 }
 
 impl Agent {
@@ -170,17 +170,19 @@ impl Agent {
     pub(in crate::measure) fn prepare_echo(&mut self, spec: &EchoSpec) -> Result<Answer, Error> {
         check_echoes(spec, self.shared.local.is_ipv4()).map_err(limit)?;
         let session = new_session()?;
-        self.begin(Mode::Echoing { session, reflected: vec![0; spec.ports as usize] });
+        let ports = spec.ports as usize;
+        self.begin(Mode::Echoing { session, ports, seen: vec![false; ports * spec.per_port as usize] });
         Ok(self.expects(session))
     }
 
     /// Ends echoes. Errors: `Protocol`; `Unreachable`: no packet has arrived.
     pub(in crate::measure) fn finish_echo(&self) -> Result<Answer, Error> {
         match std::mem::replace(&mut *self.shared.mode.lock(), Mode::Idle) {
-            Mode::Echoing { reflected, .. } if reflected.iter().all(|count| *count == 0) => {
-                Err(self.shared.unreachable(0, reflected.len()))
+            Mode::Echoing { ports, seen, .. } if !seen.contains(&true) => Err(self.shared.unreachable(0, ports)),
+            Mode::Echoing { ports, seen, .. } => {
+                let count = |port| seen.iter().skip(port).step_by(ports).filter(|is_seen| **is_seen).count() as u64;
+                Ok(Answer::Echoed { reflected: (0..ports).map(count).collect() })
             }
-            Mode::Echoing { reflected, .. } => Ok(Answer::Echoed { reflected }),
             _ => Err(Error::protocol("the end of echoes that do not run")),
         }
     }
@@ -243,20 +245,23 @@ impl Shared {
         let is_probe = probe.in_train == 0;
         match &mut *self.mode.lock() {
             Mode::Recording { session, log, .. } if probe.session == *session => {
-                return record(log, *session, &packet);
+                if let Some(arrival) = arrival(*session, log.header(), &packet) {
+                    log.handle(&arrival);
+                }
+                return;
             }
             Mode::Opening { session, ports, .. } if probe.session == *session && is_probe => {
                 let Some(port) = ports.get_mut(probe.number as usize) else { return };
                 *port = Some(from);
             }
-            Mode::Echoing { session, reflected } if probe.session == *session && is_probe => {
-                let port = probe.number as usize % reflected.len();
-                reflected[port] += 1;
+            Mode::Echoing { session, seen, .. } if probe.session == *session && is_probe => {
+                let Some(is_seen) = seen.get_mut(probe.number as usize) else { return };
+                *is_seen = true;
             }
             _ if probe.session == 0 && plain.take(Instant::now()) => {}
             _ => return,
         }
-        answer(&self.socket, inbox, index, from, Numbering::OfPacket);
+        answer(&self.socket, inbox, index, from);
     }
 
     /// Returns the error of a client whose packets do not arrive.

@@ -12,11 +12,12 @@ use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::super::message::{Answer, Ask, EchoPort, EchoReport, EchoSpec, SentTrain, TrainReport, TrainSpec};
 use super::super::stamp::{BASE_BYTES, NtpTime, Probe, Reply};
-use super::log::Log;
+use super::log::{Arrival, Log};
 use super::plan::{Plan, check_echoes, header_bytes};
-use super::receive::{Receiver, Silence, drops, gather, record};
+use super::receive::{Receiver, Silence, arrival, drops, gather};
 use super::send::{Route, send, unix_time};
 use super::socket::{SocketErrors, enlarge, open, with_port};
+use crate::sys::Inbox;
 
 /// Time in which an agent answers a short question.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
@@ -77,10 +78,13 @@ impl Client<'_> {
             scope.spawn(move || send(plan, session, &Route::FromPorts(sockets), errors, &stop)).join()
         });
         let sent = sent.map_err(|_| crate::internal("a packet train has panicked"))??;
-        match (self.ask)(&Ask::TrainSent(Box::new(sent)), REPORT_WITHIN)? {
-            Answer::Train(report) => Ok(*report),
-            _ => Err(unexpected()),
-        }
+        let Answer::Train(mut report) = (self.ask)(&Ask::TrainSent(Box::new(sent)), REPORT_WITHIN)? else {
+            return Err(unexpected());
+        };
+        let mut inbox = Inbox::new(1, BASE_BYTES);
+        sockets.iter().for_each(|socket| errors.take(socket, &mut inbox));
+        report.too_big_mtu = errors.too_big_mtu();
+        Ok(*report)
     }
 
     fn receive_train(
@@ -192,8 +196,12 @@ fn collect(
 ) -> Log {
     let mut receiver = Receiver::new(sockets, errors, BASE_BYTES);
     let mut silence = Silence::new(Instant::now());
+    let (header, mut arrivals) = (log.header(), Vec::new());
     loop {
-        let count = receiver.receive(|_, inbox, packet| record(&mut log, session, &inbox.packet(packet)));
+        let count =
+            receiver.receive(|_, inbox, packet| arrivals.extend(arrival(session, header, &inbox.packet(packet))));
+        arrivals.sort_by_key(|packet: &Arrival| packet.arrived_ns);
+        arrivals.drain(..).for_each(|packet| log.handle(&packet));
         let now = Instant::now();
         silence.handle_packets(count, now);
         match sent.get() {

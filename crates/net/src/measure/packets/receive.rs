@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::stamp::Probe;
-use super::log::{Arrival, Log};
+use super::log::Arrival;
 use super::send::nanos;
 use super::socket::SocketErrors;
 use crate::sys::{self, Inbox, Received};
@@ -79,13 +79,13 @@ pub(super) fn gather(received: usize) {
     }
 }
 
-/// Records a packet, if it is of the train.
-pub(super) fn record(log: &mut Log, session: u16, packet: &Received<'_>) {
-    let (Some(probe), Some(at)) = (Probe::read(packet.data), packet.at) else { return };
-    let Some(sent_ns) = probe.in_train.checked_sub(1).filter(|_| probe.session == session) else { return };
+/// Reads a packet of a train; `None`: of something else. `header`: bytes of its headers.
+pub(super) fn arrival(session: u16, header: u32, packet: &Received<'_>) -> Option<Arrival> {
+    let probe = Probe::read(packet.data).filter(|probe| probe.session == session)?;
+    let sent_ns = probe.in_train.checked_sub(1)?;
     // A payload of UDP is below 64 KiB.
-    let bytes = log.header() + packet.length as u32;
-    log.handle(&Arrival { number: probe.number.into(), sent_ns, arrived_ns: nanos(at), bytes });
+    let bytes = header + packet.length as u32;
+    Some(Arrival { number: probe.number.into(), sent_ns, arrived_ns: nanos(packet.at?), bytes })
 }
 
 /// Judge of the end of packets that arrive.

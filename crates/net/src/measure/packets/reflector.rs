@@ -13,25 +13,14 @@ pub(super) const ROOM: usize = 9216;
 /// Replies to plain STAMP each second, and at once. Reason: monitoring sends 1 to 100 packets a second.
 const REPLIES_PER_SECOND: f64 = 1000.0;
 
-/// Number of a reply.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Numbering {
-    /// That of the packet (stateless reflector).
-    OfPacket,
-    /// The reflector's own (stateful reflector).
-    Own(u32),
-}
-
 /// Sends a received packet back. Ignores packets that are too short, or larger than the room.
-pub(super) fn answer(socket: &UdpSocket, inbox: &mut Inbox, index: usize, to: SocketAddr, numbering: Numbering) {
+pub(super) fn answer(socket: &UdpSocket, inbox: &mut Inbox, index: usize, to: SocketAddr) {
     let packet = inbox.packet(index);
     let Some(probe) = Probe::read(packet.data).filter(|_| packet.length == packet.data.len()) else { return };
     let now = unix_time();
     let reflection = Reflection {
-        number: match numbering {
-            Numbering::OfPacket => probe.number,
-            Numbering::Own(number) => number,
-        },
+        // A stateless reflector (RFC 8762 section 4).
+        number: probe.number,
         received: NtpTime::of_unix(packet.at.unwrap_or(now)),
         sent: NtpTime::of_unix(now),
         ttl: packet.ttl.unwrap_or(0),

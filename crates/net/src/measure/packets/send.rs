@@ -31,7 +31,7 @@ const PAYLOAD_MAX: usize = 65_507;
 /// Longest wait without a look for the end of the train.
 const WAIT_MAX: Duration = Duration::from_millis(200);
 
-/// Time after a size sweep in which ICMP errors arrive. Reason: the longest round trip to a router.
+/// Time after a size sweep of an agent in which ICMP errors arrive. Reason: the longest round trip to a router.
 const ICMP_WITHIN: Duration = Duration::from_secs(1);
 
 /// Part of the rate that a sender keeps that is not behind, in percent.
@@ -84,7 +84,8 @@ pub(super) fn send(
             Step::Send(bytes) => pace.sent(now_ns, sender.batch(bytes, now, epoch + now)),
         }
     }
-    if plan.sizes().len() > 1 {
+    // A client reads its errors again once the agent has reported, which waits for lost packets.
+    if plan.sizes().len() > 1 && matches!(route, Route::ToPorts(..)) {
         wait_for(ICMP_WITHIN, stop);
     }
     sender.take_errors();
