@@ -22,7 +22,8 @@ RATE_MAX = {8: 300, 60: 300, 150: 200, 320: 100, 660: 50}
 # its buffer in pieces of up to 64 KiB, so smaller buffers have no exact effect.
 WINDOW_MIN, BDP_MIN = 64_000, 300_000
 # Data in flight per byte of a send buffer. Send buffers are soft: Linux adds to the segment at the end of the queue
-# without a check. In the lab up to 3 times the buffer was in flight over 8 to 150 ms, and up to 6 times over 660 ms.
+# without a check. In the lab up to 3 times the buffer was in flight over 8 to 150 ms, up to 6 times over 660 ms, and
+# always about 100 kB more than the buffer.
 SEND_SOFT = 3
 # Buffers that limit no path of this file.
 BUFFER = 67_108_864
@@ -151,7 +152,7 @@ def receive_buffer(draw: random.Random) -> Case:
 
 def send_buffer(draw: random.Random) -> Case:
     path = drawn(draw, bdp=BDP_MIN)
-    buffer = path.bdp * between(draw, 0.05, 0.12)
+    buffer = max(path.bdp * between(draw, 0.05, 0.12), WINDOW_MIN)
     return Case(("send_buffer",), path.way, path.setup.with_host(sender(path.way), **wmem(buffer)), path.setup)
 
 
@@ -344,13 +345,13 @@ def two_buffers(draw: random.Random) -> Case:
 
 def window_and(draw: random.Random, buffer: str, second: str) -> Case:
     """A buffer that binds first, and a limit at 1.6 to 3 times its rate."""
-    of_loss = second == "random_loss"
-    rtts = (60, 150) if buffer == "send_buffer" else RTTS[1:]
-    path = drawn(draw, rtts=(LOSS_STEADY_RTT,) if of_loss else rtts, bdp=BDP_MIN if of_loss else 2 * BDP_MIN)
-    window = max(path.bdp * between(draw, 0.1, 0.2), WINDOW_MIN)
+    of_loss, of_send = second == "random_loss", buffer == "send_buffer"
+    rtts = (LOSS_STEADY_RTT,) if of_loss else (150, 320) if of_send else RTTS[1:]
+    path = drawn(draw, rtts=rtts, bdp=BDP_MIN if of_loss else 6 * BDP_MIN if of_send else 2 * BDP_MIN)
+    window = max(path.bdp * (between(draw, 0.2, 0.25) if of_send else between(draw, 0.1, 0.2)), WINDOW_MIN)
     mbit = window * 8 / path.rtt / 1e3 * between(draw, 1.6, 3)
     # The bucket holds what the window sends at once.
-    bucket = window * between(draw, 1.5, 3)
+    bucket = window * between(draw, 1.5, 3) * (2 if of_send else 1)
     facts, modes = {}, ()
     if of_loss:
         loss = cubic_loss(mbit, path.rtt)
