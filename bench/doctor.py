@@ -2,7 +2,7 @@
 """Imposes conditions with random parameters in the lab. Compares the verdicts of sterna doctor with them. As root.
 
 Usage: bench/doctor.py [--draws N] [--seed SEED] [--only NAME,...] [--kernels cubic,bbr] [--output FILE.jsonl]
-                       [--binary PATH] [--log DIR] [--plain] [--once]
+                       [--binary PATH] [--log DIR] [--verdicts | --plain]
 
 Each run draws a path, its direction and a cause (bench/conditions.py), starts an agent on host b, examines the path from
 host a and judges the reply: the first verdict, no trouble on clean paths, the order of two causes, the numbers of
@@ -10,7 +10,8 @@ policers, the round trips. Then the remedy of the first cause is applied and the
 the one that the first examination predicted. The seed is random and printed; `--seed` repeats a draw.
 
 Prints one JSON line per run, and on stderr a confusion matrix and the shares that are right. Exit code 1 below the bars.
-`--plain` measures the conditions by iperf3 and ss instead of the doctor, which shows if a cause really binds.
+`--verdicts` leaves the remedies out, which halves the time. `--plain` measures the conditions by iperf3 and ss instead
+of the doctor, which shows if a cause really binds.
 """
 
 from __future__ import annotations
@@ -309,7 +310,7 @@ def measure(name: str, kernel: str, seed: int, number: int, arguments: argparse.
         return {**row, "plain": before, "plain_fixed": reply_of(case.fixed, log) if case.fixed else None}
     reply = reply_of(case.setup, log)
     row |= {"reply": reply, "judged": judged(case, reply)}
-    if case.fixed and row["judged"]["first verdict"]["right"] and not arguments.once:
+    if case.fixed and row["judged"]["first verdict"]["right"] and not arguments.verdicts:
         after = reply_of(case.fixed, f"{log}-fixed")
         row["judged"]["predicted gain"] = gain(case, reply, after)
         row["reply_after"] = after
@@ -393,8 +394,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--binary", type=Path, default=ROOT / "target/release/sterna")
     parser.add_argument("--log", type=Path, help="directory for the messages and bundles of the doctor")
-    parser.add_argument("--plain", action="store_true", help="measure the conditions by iperf3 and ss instead")
-    parser.add_argument("--once", action="store_true", help="leave out the examination after the remedy")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--verdicts", action="store_true", help="judge the verdicts only, without their remedies")
+    parts.add_argument("--plain", action="store_true", help="measure the conditions by iperf3 and ss instead")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}: bench/doctor.py --draws {arguments.draws} --seed {seed} draws the same again", file=sys.stderr)
