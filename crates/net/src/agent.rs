@@ -9,6 +9,7 @@ mod captured;
 mod claim;
 mod commission;
 mod granted;
+mod guests;
 mod limiter;
 mod log;
 mod measured;

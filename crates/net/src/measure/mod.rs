@@ -12,6 +12,7 @@ mod channel;
 mod client;
 mod flow;
 mod host;
+pub mod iperf3;
 pub mod message;
 mod packets;
 mod serve;

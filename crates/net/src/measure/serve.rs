@@ -47,7 +47,8 @@ pub(crate) struct Measurements {
 
 /// Measurement under way.
 struct Running {
-    peer: Fingerprint,
+    /// Key of the peer; `None`: a client of another tool, which nobody has authenticated.
+    peer: Option<Fingerprint>,
     from: SocketAddr,
     /// Token of the flow whose streams join, and the way to it.
     joining: Option<(String, Sender<(u32, TcpStream)>)>,
@@ -97,13 +98,13 @@ impl Measurements {
         let peer = peer_fingerprint(channel.connection().peer_certificates().unwrap_or_default())?;
         let outcome = may_measure(&peer).and_then(|()| match channel.receive(ASK_BYTES_MAX)? {
             Ask::Hello { .. } => {
-                let place = self.enter(peer, from)?;
+                let place = self.enter(Some(peer), from)?;
                 channel.send(&Answer::Host(Box::new(host::facts())))?;
                 let control = Control { place, peer, directory, flow: None, packets: None, started: 0 };
                 control.run(&mut channel).map(Served::Control)
             }
             Ask::Join { token, stream } => {
-                let way = self.way_of(&peer, &token)?;
+                let way = self.way_of(Some(peer), &token)?;
                 channel.send(&Answer::Joined).map(|()| Served::Stream(way, stream))
             }
             _ => Err(Error::protocol("a question of a measurement before its first message")),
@@ -124,7 +125,7 @@ impl Measurements {
     }
 
     /// Begins a measurement. Errors: `Busy`.
-    fn enter(self: &Arc<Self>, peer: Fingerprint, from: SocketAddr) -> Result<Place, Error> {
+    pub(super) fn enter(self: &Arc<Self>, peer: Option<Fingerprint>, from: SocketAddr) -> Result<Place, Error> {
         let mut running = self.running.lock();
         if let Some(other) = &*running {
             let text =
@@ -136,10 +137,10 @@ impl Measurements {
     }
 
     /// Returns the way to the flow with a token. Errors: `Denied`.
-    fn way_of(&self, peer: &Fingerprint, token: &str) -> Result<Sender<(u32, TcpStream)>, Error> {
+    pub(super) fn way_of(&self, peer: Option<Fingerprint>, token: &str) -> Result<Sender<(u32, TcpStream)>, Error> {
         let running = self.running.lock();
         let joining =
-            running.as_ref().filter(|running| running.peer == *peer).and_then(|running| running.joining.as_ref());
+            running.as_ref().filter(|running| running.peer == peer).and_then(|running| running.joining.as_ref());
         let way = joining.filter(|(expected, _)| expected == token).map(|(_, way)| way.clone());
         way.ok_or_else(|| {
             let text = "no flow with this token waits for a stream";
@@ -149,7 +150,23 @@ impl Measurements {
 }
 
 /// Place of the measurement under way, until it is dropped.
-struct Place(Arc<Measurements>);
+pub(super) struct Place(Arc<Measurements>);
+
+impl Place {
+    /// Lets streams with a token join by `way`.
+    pub(super) fn announce(&self, token: String, way: Sender<(u32, TcpStream)>) {
+        if let Some(running) = &mut *self.0.running.lock() {
+            running.joining = Some((token, way));
+        }
+    }
+
+    /// Lets no more streams join.
+    pub(super) fn withdraw(&self) {
+        if let Some(running) = &mut *self.0.running.lock() {
+            running.joining = None;
+        }
+    }
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
@@ -216,9 +233,7 @@ impl Control<'_> {
         let random = || getrandom::u64().map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e));
         let token = format!("{:016x}{:016x}", random()?, random()?);
         let (way, joined) = channel();
-        if let Some(running) = &mut *self.place.0.running.lock() {
-            running.joining = Some((token.clone(), way));
-        }
+        self.place.announce(token.clone(), way);
         self.flow = Some(Flow::Joining(spec, joined));
         Ok(Answer::Token { token })
     }
@@ -235,9 +250,7 @@ impl Control<'_> {
             })?;
             streams.push((number, stream));
         }
-        if let Some(running) = &mut *self.place.0.running.lock() {
-            running.joining = None;
-        }
+        self.place.withdraw();
         streams.sort_by_key(|(number, _)| *number);
         let streams: Vec<TcpStream> = streams.into_iter().map(|(_, stream)| stream).collect();
         let (role, settings) = role_of(&spec);

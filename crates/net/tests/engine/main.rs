@@ -2,6 +2,7 @@
 
 mod copies;
 mod grants;
+mod iperf3;
 mod leaving;
 mod measure;
 mod packets;

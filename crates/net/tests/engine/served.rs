@@ -102,6 +102,10 @@ impl Served {
         self.agent.commission(spec).unwrap()
     }
 
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
     pub fn key(&self) -> Fingerprint {
         self.key
     }
