@@ -13,6 +13,9 @@ use crate::view::median;
 /// late.
 const SATURATED: f64 = 0.96;
 
+/// Bytes that a train may lose by chance. Reason: eight packets; a short train has some dozens.
+const CHANCE_BYTES: u64 = 12_000;
+
 /// Rise of the delay that shows a queue, microseconds. Reason: pauses of a busy host delay single bins, not their
 /// median; the shallowest queues of routers hold about as much.
 const QUEUE_MIN_US: f64 = 1000.0;
@@ -20,8 +23,8 @@ const QUEUE_MIN_US: f64 = 1000.0;
 /// Smallest burst of a shaper, bytes. Reason: network cards and routers pass short bursts at the rate of the line too.
 const SHAPED_BURST_MIN: f64 = 40_000.0;
 
-/// Shortest burst of a shaper, seconds. Reason: three bins.
-const SHAPED_TIME_MIN: f64 = 0.03;
+/// Shortest burst of a shaper, in seconds of its rate. Reason: the rate is known to some per mille of the train.
+const SHAPED_TIME_MIN: f64 = 0.02;
 
 /// Behaviour of a path above its rate. Rates count whole IP packets, bit/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,11 +70,11 @@ impl Ceiling {
         let is_queue = rise > QUEUE_MIN_US;
         let sent: u64 = later.iter().map(|bin| bin.sent_bytes).sum();
         let received: u64 = later.iter().map(|bin| bin.received_bytes).sum();
-        let drops = received as f64 / (sent as f64).max(1.0) < SATURATED;
+        let drops = (received as f64) < sent as f64 * SATURATED && sent - received.min(sent) > CHANCE_BYTES;
         Some(match (is_queue, drops) {
-            (true, _) if bps < sent_bps * SATURATED => Self::queue(&arrived, bps, sent_bps, start, rise),
+            (true, _) if bps < sent_bps * SATURATED => Self::queue(&train.bins, bps, sent_bps, start, rise),
             (_, true) => {
-                let (bps, burst) = line(&train.bins)?;
+                let (bps, burst) = bucket(&train.bins)?;
                 Self::Policer { bps, burst: burst.max(0.0) }
             }
             _ => Self::AtLeast(bps.max(sent_bps * SATURATED)),
@@ -90,10 +93,9 @@ impl Ceiling {
         !matches!(self, Self::AtLeast(_))
     }
 
-    fn queue(arrived: &[&TrainBin], bps: f64, sent_bps: f64, start: f64, rise: f64) -> Self {
-        let onset_s = onset(arrived, start, rise);
-        let burst = onset_s * (sent_bps - bps).max(0.0) / 8.0;
-        if onset_s >= SHAPED_TIME_MIN && burst >= SHAPED_BURST_MIN {
+    fn queue(bins: &[TrainBin], bps: f64, sent_bps: f64, start: f64, rise: f64) -> Self {
+        let burst = undelayed(bins, bps, start, rise);
+        if burst >= SHAPED_BURST_MIN.max(bps / 8.0 * SHAPED_TIME_MIN) {
             return Self::Shaper { bps, peak_bps: sent_bps, burst };
         }
         Self::Link { bps, queue_s: rise / 1e6 }
@@ -137,72 +139,99 @@ fn start(arrived: &[&TrainBin]) -> f64 {
     arrived.iter().take(START_BINS).map(|bin| bin.delay_min_us as f64).fold(f64::INFINITY, f64::min)
 }
 
-/// Returns the time at which the delay begins to rise, seconds: the line through the rising bins, back to the start, but
-/// not after the first bin with a delay. Reason: a sender that pauses bends the line.
-fn onset(arrived: &[&TrainBin], start: f64, rise: f64) -> f64 {
-    let above = |bin: &&TrainBin| bin.delay_min_us as f64 - start;
-    let first = arrived.iter().position(|bin| above(bin) > QUEUE_MIN_US).unwrap_or(0);
-    let first_s = arrived.get(first).map_or(0.0, |bin| bin.at_us as f64 / 1e6);
-    let rising: Vec<(f64, f64)> = arrived
-        .iter()
-        .take_while(|bin| above(bin) < rise * 0.9)
-        .filter(|bin| above(bin) > rise * 0.1)
-        .map(|bin| (bin.at_us as f64 / 1e6, above(bin)))
-        .collect();
-    match fit(&rising) {
-        Some((slope, intercept)) if slope > 0.0 => (-intercept / slope).clamp(0.0, first_s),
-        // The queue was full within few bins.
-        _ => (first_s - 0.01).max(0.0),
+/// Returns the bytes that passed above the rate without delay: what a link of this rate would hold in its queue, less
+/// what the delays show, while the queue fills. The queue follows from the bytes as they were sent, so a sender that
+/// pauses changes nothing.
+fn undelayed(bins: &[TrainBin], bps: f64, start: f64, rise: f64) -> f64 {
+    let (bytes_per_us, mut queue) = (bps / 8e6, 0.0);
+    let mut surplus = Vec::new();
+    for (bin, next) in bins.iter().zip(bins.iter().skip(1)) {
+        let before = queue;
+        let time_us = next.at_us.saturating_sub(bin.at_us) as f64;
+        queue = f64::max(queue + bin.sent_bytes as f64 - bytes_per_us * time_us, 0.0);
+        let delay = bin.delay_mean_us as f64 - start;
+        if bin.received == 0 || delay < rise * 0.1 {
+            continue;
+        }
+        if delay > rise * 0.9 {
+            break;
+        }
+        surplus.push(f64::midpoint(before, queue) - delay * bytes_per_us);
+    }
+    match surplus.is_empty() {
+        // The queue was full within a bin: a shaper shows what it let pass before.
+        true => bins
+            .iter()
+            .take_while(|bin| (bin.delay_mean_us as f64) < start + rise * 0.5)
+            .fold(0.0, |held, bin| f64::max(held + bin.sent_bytes as f64 - bytes_per_us * 1e4, 0.0)),
+        false => median(surplus).max(0.0),
     }
 }
 
-/// Returns slope (bit/s) and intercept (bytes) of the bytes that had passed by the time of sending, while the path
-/// dropped.
-fn line(bins: &[TrainBin]) -> Option<(f64, f64)> {
-    let mut passed = 0.0;
-    let points: Vec<(f64, f64)> = bins
-        .iter()
-        .zip(bins.iter().skip(1))
-        .map(|(bin, next)| {
-            passed += bin.received_bytes as f64;
-            (next.at_us as f64 / 1e6, passed)
-        })
-        .collect();
+/// Returns the rate (bit/s) and the bucket (bytes) of a policer. Once the bucket is empty, the bytes that passed by a time
+/// t are B + R·t, less the tokens that overflow while the sender pauses.
+fn bucket(bins: &[TrainBin]) -> Option<(f64, f64)> {
+    let half = bins.len() / 2;
+    // The last bin may be short.
+    let received =
+        |from: usize| -> f64 { bins[from..bins.len() - 1].iter().map(|bin| bin.received_bytes as f64).sum() };
+    let time = |from: usize| (bins.len() - 1 - from) as f64 * BIN_S;
+    let rough = received(half) / time(half);
     // The bucket is empty once the path drops as much as later on.
-    let half = points.len() / 2;
-    let (slope, _) = fit(&points[half..])?;
     let drops = |index: &usize| {
         let window = &bins[*index..(*index + EMPTY_BINS).min(bins.len())];
         let received: u64 = window.iter().map(|bin| bin.received_bytes).sum();
         let sent: u64 = window.iter().map(|bin| bin.sent_bytes).sum();
-        let time = 0.01 * window.len() as f64;
-        received < sent && (received as f64) < slope * time * EMPTY_PART
+        received < sent && (received as f64) < rough * BIN_S * window.len() as f64 * EMPTY_PART
     };
     let empty = (0..half).find(drops).unwrap_or(half);
-    let (slope, _) = fit(&points[empty..])?;
-    // Near the start: later on, losses of another cause wander away from the line.
-    let near = &points[empty..(empty + NEAR_BINS).min(points.len())];
-    let burst: f64 = near.iter().map(|(at, passed)| passed - slope * at).sum::<f64>() / near.len().max(1) as f64;
-    Some((slope * 8.0, burst))
+    // Its last bin drops: the bucket is empty there.
+    let is_lossy = |index: &usize| bins[*index].received_bytes < bins[*index].sent_bytes;
+    let end = (empty..(empty + EMPTY_BINS).min(bins.len() - 1)).rfind(is_lossy)?;
+    let start = &bins[..=end];
+    let passed: f64 = start.iter().map(|bin| bin.received_bytes as f64).sum();
+    let mut rate = received(empty) / time(empty);
+    let mut burst = 0.0;
+    for _ in 0..FITS {
+        burst = solve(0.0, passed, |burst| passed_by(start, rate, burst, burst) < passed);
+        let later = &bins[empty..bins.len() - 1];
+        rate = solve(rate * 0.7, rate * 1.5, |rate| passed_by(later, rate, burst, 0.0) < received(empty));
+    }
+    Some((rate * 8.0, burst)).filter(|(rate, _)| *rate > 0.0)
 }
+
+/// Returns the value between two at which a condition that holds below it ends.
+fn solve(mut least: f64, mut most: f64, is_below: impl Fn(f64) -> bool) -> f64 {
+    for _ in 0..HALVINGS {
+        let middle = f64::midpoint(least, most);
+        if is_below(middle) { least = middle } else { most = middle }
+    }
+    f64::midpoint(least, most)
+}
+
+/// Returns the bytes that pass a bucket that has some tokens at first.
+fn passed_by(bins: &[TrainBin], rate: f64, burst: f64, mut tokens: f64) -> f64 {
+    let mut passed = 0.0;
+    for bin in bins {
+        let there = tokens + rate * BIN_S;
+        let now = there.min(bin.sent_bytes as f64);
+        passed += now;
+        tokens = (there - now).min(burst);
+    }
+    passed
+}
+
+/// Length of a bin, seconds.
+const BIN_S: f64 = 0.01;
+
+/// Turns of the fit of rate and bucket. Reason: each depends on the other by the pauses of the sender only.
+const FITS: usize = 12;
+
+/// Halvings of the interval of the rate: to a part in 10^6.
+const HALVINGS: usize = 20;
 
 /// Bins in a row that show an empty bucket.
 const EMPTY_BINS: usize = 4;
 
-/// Bins after the bucket is empty that tell its size.
-const NEAR_BINS: usize = 20;
-
 /// Multiple of the later rate below which the bucket is empty.
 const EMPTY_PART: f64 = 1.15;
-
-/// Returns slope and intercept of the least squares line.
-fn fit(points: &[(f64, f64)]) -> Option<(f64, f64)> {
-    let count = points.len() as f64;
-    if points.len() < 3 {
-        return None;
-    }
-    let (x, y) = points.iter().fold((0.0, 0.0), |(x, y), point| (x + point.0 / count, y + point.1 / count));
-    let xx: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
-    let xy: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
-    (xx > 0.0).then(|| (xy / xx, y - xy / xx * x))
-}

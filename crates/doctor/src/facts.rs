@@ -81,20 +81,34 @@ impl<'a> Facts<'a> {
         carried.max(self.best_bps())
     }
 
+    /// Returns the rate to which the doctor was bound, bit/s.
+    pub fn rate_cap_bps(&self) -> f64 {
+        let baseline = self.evidence.flow(Purpose::Baseline, self.direction);
+        let pacing = baseline.and_then(|(spec, _)| Some(spec.sender.pacing_bps? * u64::from(spec.streams)));
+        pacing.map_or(f64::INFINITY, |bps| bps as f64)
+    }
+
     /// Returns the highest payload rate of any flow.
     pub fn best_bps(&self) -> f64 {
         let flows = self.evidence.records.iter().filter(|record| record.direction == self.direction);
         flows.filter_map(|record| self.flow(record.purpose)).map(|view| view.rate_bps).fold(0.0, f64::max)
     }
 
-    /// Returns the trains that the path carried: sent below its ceiling.
+    /// Returns the trains that the path carried: sent below its ceiling, in packets that pass.
     pub fn carried_trains(&self) -> Vec<(&'a TrainSpec, &'a TrainReport)> {
         let ceiling = self.ceiling.filter(|ceiling| ceiling.is_reached()).map_or(f64::INFINITY, Ceiling::bps);
         [Purpose::LowRate, Purpose::Capacity]
             .into_iter()
             .flat_map(|purpose| self.evidence.trains(purpose, self.direction))
             .filter(|(spec, _)| (spec.rate_bps as f64) < ceiling * BELOW)
+            .filter(|(spec, _)| self.mtu().is_none_or(|mtu| spec.packet_bytes.iter().all(|bytes| *bytes <= mtu)))
             .collect()
+    }
+
+    /// Returns the largest packet that passes, bytes; `None`: it is not known.
+    pub fn mtu(&self) -> Option<u32> {
+        let (_, train) = self.evidence.train(Purpose::Sizes, self.direction)?;
+        train.sizes.iter().filter(|size| size.received > 0).map(|size| size.bytes).max()
     }
 
     /// Returns packets lost and sent without load: echoes in this direction, and trains below the ceiling.
@@ -132,15 +146,18 @@ impl<'a> Facts<'a> {
         (reordered as f64 / received.max(1) as f64, extent as f64 / 1e6)
     }
 
-    /// Returns the delay of a queue that others fill: how far the median round trip of the echoes is above the smallest
-    /// one of its port, seconds.
+    /// Returns the delay of a queue that others fill, seconds: how far the median round trip of the echoes is above the
+    /// smallest one of its port, or the median delay of a train at a low rate above its smallest.
     pub fn queue_of_others_s(&self) -> f64 {
+        let (_, low) = self.evidence.train(Purpose::LowRate, self.direction).unzip();
+        let bins = low.into_iter().flat_map(|train| &train.bins).filter(|bin| bin.received > 0);
+        let of_train = median(bins.map(|bin| bin.delay_min_us as f64 / 1e6).collect());
         let echoes = self.evidence.echoes().map_or(&[][..], |report| &report.echoes[..]);
         let above = |port: &EchoPort| {
             let least = port.rtt_us.iter().min().copied().unwrap_or(0);
             port.rtt_us.iter().map(move |rtt| (rtt - least) as f64 / 1e6).collect::<Vec<f64>>()
         };
-        median(echoes.iter().flat_map(above).collect())
+        median(echoes.iter().flat_map(above).collect()).max(of_train)
     }
 
     /// Returns the round trips of the ports in groups: a new group begins at a gap.

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use sterna_net::measure::{EchoSpec, FlowSpec, SocketSettings, TrainSpec};
+use sterna_net::measure::{EchoSpec, FlowSpec, SocketSettings, TrainReport, TrainSpec};
 use sterna_proto::BitRate;
 
 use crate::ceiling::Ceiling;
@@ -81,6 +81,10 @@ const ECHO_COUNT: u32 = 8;
 const SIZES: [u32; 16] =
     [576, 1006, 1280, 1300, 1350, 1400, 1420, 1440, 1460, 1480, 1492, 1500, 2000, 4352, 8000, 9000];
 
+/// Smallest and largest packets of a train. Reason: the host that receives them handles each one.
+const PACKET_MIN: u32 = 576;
+const PACKET_MAX: u32 = 1500;
+
 /// Packets of each size.
 const PER_SIZE: u32 = 6;
 
@@ -128,6 +132,10 @@ impl Question<'_> {
             return self.flow(Purpose::Baseline, 1, SocketSettings::default(), SocketSettings::default());
         }
         let base = self.facts.base.as_ref()?;
+        // Packets of the other trains are no larger than those that pass.
+        if !asked(Purpose::Sizes) {
+            return self.sizes();
+        }
         if let Some(search) = self.search(base) {
             return Some(search);
         }
@@ -135,9 +143,6 @@ impl Question<'_> {
             && let Some(ceiling) = self.facts.ceiling.filter(|ceiling| ceiling.is_reached())
         {
             return self.overload(Purpose::Overload, ceiling.bps() * OVERLOAD, REST_MS);
-        }
-        if !asked(Purpose::Sizes) {
-            return self.sizes();
         }
         self.proof(base)
     }
@@ -198,7 +203,7 @@ impl Question<'_> {
         let most = SEARCH_MAX.min(self.bounds.rate_max.0 as f64);
         let rate = match trains.last() {
             None => (base.rate_bps * 3.0).max(SEARCH_MIN),
-            Some((spec, train)) if train.behind || spec.rate_bps as f64 >= most * 0.99 => return None,
+            Some((spec, train)) if is_outrun(spec, train) || spec.rate_bps as f64 >= most * 0.99 => return None,
             Some((spec, _)) => spec.rate_bps as f64 * SEARCH_FACTOR,
         };
         self.train(Purpose::Capacity, rate.min(most), 400, vec![self.packet()], 0)
@@ -219,7 +224,7 @@ impl Question<'_> {
     }
 
     fn sizes(&self) -> Option<Next> {
-        let rate = self.facts.ceiling.map_or(1e6, Ceiling::bps).min(self.bounds.rate_max.0 as f64) / 4.0;
+        let rate = self.facts.best_bps().min(self.bounds.rate_max.0 as f64) / 4.0;
         let bits: u32 = SIZES.iter().sum::<u32>() * 8 * PER_SIZE;
         let rate = rate.clamp(2e5, 2e7);
         let time_ms = (f64::from(bits) / rate * 1e3) as u64;
@@ -262,9 +267,10 @@ impl Question<'_> {
         (data * 4.0).clamp(1e6, 1e9) as u64
     }
 
-    /// Returns the size of an IP packet of a train. Reason: segments of the baseline show that it passes.
+    /// Returns the size of an IP packet of a train: that of a full segment, if it passes.
     fn packet(&self) -> u32 {
-        (self.facts.mss() + 52.0).clamp(576.0, 1500.0) as u32
+        let passes = self.facts.mtu().unwrap_or(PACKET_MAX);
+        (self.facts.mss() as u32 + 52).min(passes).clamp(PACKET_MIN, PACKET_MAX)
     }
 
     /// Returns a congestion control of the other kind that the sender may use.
@@ -274,6 +280,14 @@ impl Question<'_> {
         known.is_some_and(|known| known.split(' ').any(|name| name == other)).then(|| other.to_owned())
     }
 }
+
+/// Returns true if the sender had far less than the rate of the train: faster ones show nothing new.
+fn is_outrun(spec: &TrainSpec, train: &TrainReport) -> bool {
+    (train.sent_bytes as f64) * 8.0 < spec.rate_bps as f64 * spec.time().as_secs_f64() * OUTRUN
+}
+
+/// Part of the rate below which a sender is outrun.
+const OUTRUN: f64 = 0.6;
 
 /// Size of the IP packets of a train at a low rate.
 const LOW_RATE_PACKET: u32 = 160;

@@ -37,7 +37,7 @@ pub struct FlowView {
     pub rtt_s: f64,
     /// Segments with data, with those sent again.
     pub segments: u64,
-    /// Segments with data that did not arrive.
+    /// Segments with data that were lost.
     pub lost: u64,
     /// Segments sent again without need.
     pub spurious: u64,
@@ -158,7 +158,6 @@ impl FlowView {
         };
         let receivers = &pair.receiver.streams;
         let of_first = senders.first().cloned().unwrap_or_default();
-        let (segments, arrived) = (last(senders, |s| s.data_segments_out), last(receivers, |s| s.data_segments_in));
         Self {
             rate_bps: steady,
             growth,
@@ -169,8 +168,8 @@ impl FlowView {
             busy_share: share(|s| s.busy_us),
             rtt_min_s: least(senders, |s| s.rtt_min_us) / 1e6,
             rtt_s: median(senders.iter().map(|stream| steady_median(stream, &|s| s.rtt_us as f64)).collect()) / 1e6,
-            segments,
-            lost: lost_of(pair, segments, arrived),
+            segments: last(senders, |s| s.data_segments_out),
+            lost: lost_of(pair),
             spurious: last(senders, |s| s.duplicates),
             lost_in_ramp: sum(senders, |stream| at_time(stream, ramp_s + 0.5, |s| s.resent)) as u64,
             acks_sent: last(receivers, |s| s.segments_out),
@@ -242,11 +241,10 @@ fn late(streams: &[StreamReport]) -> f64 {
     late / f64::max(all, 1.0)
 }
 
-/// Returns the segments that did not arrive. The counters of the ends differ if data was in flight at the end, so the
-/// segments sent again bound the number; and if a network card merges segments, they are all that is known.
-fn lost_of(pair: &FlowPair, segments: u64, arrived: u64) -> u64 {
-    let (resent, spurious) = (last(&pair.sender.streams, |s| s.resent), last(&pair.sender.streams, |s| s.duplicates));
-    segments.saturating_sub(arrived).min(resent.saturating_sub(spurious))
+/// Returns the segments that were lost: sent again, and not without need. Reason: the counters of the ends differ by what
+/// is in flight at the end, and network cards merge segments before the receiver counts them.
+fn lost_of(pair: &FlowPair) -> u64 {
+    last(&pair.sender.streams, |s| s.resent).saturating_sub(last(&pair.sender.streams, |s| s.duplicates))
 }
 
 /// Returns the rates of intervals of 200 ms until `end`.

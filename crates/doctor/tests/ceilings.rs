@@ -28,8 +28,13 @@ fn train(model: &LinkModel, rate: f64, time: Duration, noise: Duration, draw: &m
     let count = (time.as_secs_f64() / every) as u64;
     let mut report = TrainReport::default();
     let (mut latest, mut arrivals) = (Duration::ZERO, Vec::new());
+    // The host of the sender pauses now and then.
+    let mut late = Duration::ZERO;
     for number in 0..count {
-        let sent = Duration::from_secs_f64(number as f64 * every);
+        if draw.below(count) < 5 {
+            late += draw.up_to(Duration::from_millis(20));
+        }
+        let sent = late + Duration::from_secs_f64(number as f64 * every);
         let arrived = match path.offer(sent, BYTES as usize, Flow::udp(7)) {
             Verdict::Deliver(delivery) => {
                 latest = latest.max(delivery.at + draw.up_to(noise));
@@ -57,12 +62,16 @@ fn train(model: &LinkModel, rate: f64, time: Duration, noise: Duration, draw: &m
         let delay = delay(sent, arrived) - least;
         let since = arrived.saturating_sub(first).as_micros() as u64;
         bin.delay_min_us = if bin.received == 0 { delay } else { bin.delay_min_us.min(delay) };
+        bin.delay_mean_us += delay;
         bin.first_arrival_us = if bin.received == 0 { since } else { bin.first_arrival_us };
         bin.last_arrival_us = since;
         bin.received += 1;
         bin.received_bytes += u64::from(BYTES);
         report.received += 1;
         report.received_bytes += u64::from(BYTES);
+    }
+    for bin in report.bins.iter_mut().filter(|bin| bin.received > 0) {
+        bin.delay_mean_us /= i64::from(bin.received);
     }
     (spec, report)
 }
@@ -95,10 +104,11 @@ fn a_link_delays_from_the_first_packet() {
     for_seeds("doctor: link", PATHS, |seed| {
         let draw = &mut Seeded::new(seed);
         let (mut model, rate) = path(draw);
-        model.forward.queue = Queue::Time(Duration::from_secs_f64(between(draw, 0.005, 0.6)));
+        // Shorter queues are empty after a pause of the sender.
+        model.forward.queue = Queue::Time(Duration::from_secs_f64(between(draw, 0.02, 0.6)));
         let (spec, report) = train(&model, rate * between(draw, 1.3, 3.0), Duration::from_secs(2), noise(draw), draw);
         match Ceiling::of(&spec, &report) {
-            Some(Ceiling::Link { bps, .. }) => assert!(is_near(bps, rate, 0.03, 0.0), "{bps} of {rate}, {model:?}"),
+            Some(Ceiling::Link { bps, .. }) => assert!(is_near(bps, rate, 0.05, 0.0), "{bps} of {rate}, {model:?}"),
             other => panic!("{other:?} at {} of {model:?}", spec.rate_bps),
         }
     });
@@ -112,7 +122,8 @@ fn a_train_below_the_rate_of_a_path_passes() {
         let sent = rate * between(draw, 0.05, 0.9);
         let (spec, report) = train(&model, sent, Duration::from_millis(400), noise(draw), draw);
         match Ceiling::of(&spec, &report) {
-            Some(Ceiling::AtLeast(bps)) => assert!(is_near(bps, sent, 0.1, 0.0), "{bps} of {sent}"),
+            // Pauses of the sender take up to a quarter of the time.
+            Some(Ceiling::AtLeast(bps)) => assert!((sent * 0.6..sent * 1.05).contains(&bps), "{bps} of {sent}"),
             other => panic!("{other:?} at {sent} of {model:?}"),
         }
     });
@@ -120,6 +131,7 @@ fn a_train_below_the_rate_of_a_path_passes() {
 
 #[test]
 fn a_policer_has_its_rate_and_its_bucket() {
+    let wrong = std::cell::Cell::new(0);
     for_seeds("doctor: policer", PATHS, |seed| {
         let draw = &mut Seeded::new(seed);
         let (mut model, link) = path(draw);
@@ -132,11 +144,15 @@ fn a_policer_has_its_rate_and_its_bucket() {
         match Ceiling::of(&spec, &report) {
             Some(Ceiling::Policer { bps, burst: found }) => {
                 assert!(is_near(bps, rate, 0.03, 0.0), "{bps} of {rate}, {model:?}");
-                assert!(is_near(found, burst, 0.2, 4500.0), "{found} of {burst}, {model:?}");
+                if !is_near(found, burst, 0.2, 4500.0 + rate / 8e3) {
+                    wrong.set(wrong.get() + 1);
+                }
             }
             other => panic!("{other:?} at {} of {model:?}", spec.rate_bps),
         }
     });
+    // A pause of the sender just while the bucket empties hides its size.
+    assert!(wrong.get() <= PATHS / 100, "{} of {PATHS}", wrong.get());
 }
 
 #[test]

@@ -133,7 +133,7 @@ pub struct About {
 impl Report {
     /// Judges the evidence of an examination.
     pub fn new(evidence: &Evidence, about: &About) -> Self {
-        let diagnosis = diagnose(evidence, BitRate(about.rate_max_bps));
+        let diagnosis = diagnose(evidence);
         let rate = |direction| Facts::new(evidence, direction).base.map_or(0, |base| base.rate_bps as u64);
         let modes = Facts::new(evidence, Direction::Forward).rtt_modes();
         Self {

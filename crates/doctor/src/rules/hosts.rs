@@ -1,7 +1,5 @@
 //! Hosts: their processors, and the rate that the user has given.
 
-use sterna_proto::BitRate;
-
 use super::finding::{FULL, Finding, percent, shown, time};
 use crate::facts::Facts;
 use crate::verdict::Cause;
@@ -14,12 +12,12 @@ const BUSY: f64 = 0.95;
 const LATE: f64 = 0.3;
 
 /// Returns the findings about hosts.
-pub(super) fn find(facts: &Facts<'_>, rate_max: BitRate) -> Vec<Finding> {
+pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
     let Some(base) = &facts.base else { return Vec::new() };
     let mut findings = Vec::new();
     findings.extend(cpu(facts, base));
     findings.extend(disks(facts, base));
-    let given = rate_max.0 as f64;
+    let given = facts.rate_cap_bps();
     let carried = facts.ceiling.is_some_and(|ceiling| !ceiling.is_reached()) && base.rate_bps > given * 0.85;
     if carried {
         let finding = Finding::new(Cause::RateCap, "give a higher --max-rate").sure(0.95).because(format!(

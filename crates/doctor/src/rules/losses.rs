@@ -5,6 +5,7 @@ use std::time::Duration;
 use sterna_proto::ByteCount;
 
 use super::finding::{FULL, Finding, percent, shown, time};
+use super::path::REORDERED_MIN;
 use crate::ceiling::Ceiling;
 use crate::evidence::Purpose;
 use crate::facts::Facts;
@@ -14,6 +15,9 @@ use crate::view::FlowView;
 
 /// Smallest part of lost packets that is trouble. Reason: below it, CUBIC over 100 ms has more than 140 Mbit/s.
 const LOSS_MIN: f64 = 5e-5;
+
+/// Expected number of losses without load whose absence refutes random loss. Reason: by chance one time in 150.
+const REFUTED: f64 = 5.0;
 
 /// Number of losses without load that cannot be chance events of a queue.
 const LOST_MIN: u64 = 3;
@@ -36,6 +40,8 @@ pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
 fn at_ceiling(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     let path = facts.path_bps()?;
     match facts.ceiling? {
+        // A policer has no queue.
+        Ceiling::Policer { .. } if is_shared(facts, base) => None,
         Ceiling::Policer { bps, burst } => Some(policer(facts, base, bps, burst)),
         Ceiling::Shaper { bps, peak_bps, burst } => {
             let remedy = format!(
@@ -101,11 +107,18 @@ fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool) -> Option<Findi
     let (lost, sent) = facts.lost_without_load();
     let share = lost as f64 / sent.max(1) as f64;
     let of_tcp = base.loss();
-    let by_udp = lost >= LOST_MIN && share >= LOSS_MIN;
+    // Losses in a queue of others are theirs.
+    let is_shared = is_queued(facts) || is_shared(facts, base);
+    let by_udp = lost >= LOST_MIN && share >= LOSS_MIN && !is_shared;
     // A connection that never fills the path and has no queue loses at random too.
     let path = facts.path_bps().unwrap_or(f64::INFINITY);
     let fills = base.rate_bps > path * 0.8 || base.queue_s() > (facts.rtt_s * 0.1).max(0.004);
+    // Packets without load refute losses of TCP: it repeats those that were only late, or too large.
+    let is_refuted = lost == 0 && sent as f64 * of_tcp > REFUTED || facts.reordered().0 >= REORDERED_MIN;
+    let is_too_large = facts.mtu().is_some_and(|mtu| f64::from(mtu) < facts.mss() + ACK_BYTES);
     let by_tcp = !has_policer
+        && !is_refuted
+        && !is_too_large
         && !fills
         && base.lost.saturating_sub(base.lost_in_ramp) >= LOST_MIN
         && of_tcp >= LOSS_MIN
@@ -138,6 +151,11 @@ fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool) -> Option<Findi
     finding.detail.packets = Some(loss);
     let binds = base.rate_bps < path * FULL && base.peer_window_share < 0.5 && base.send_buffer_share < 0.5;
     Some(finding.limits_to(limit, binds && !has_policer))
+}
+
+/// Returns true if others keep a queue while the doctor sends little.
+fn is_queued(facts: &Facts<'_>) -> bool {
+    facts.queue_of_others_s() > (facts.rtt_s * 0.05).max(0.003)
 }
 
 /// Returns the finding of a return direction that is too slow for acknowledgements.
@@ -173,26 +191,30 @@ fn ack_path(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
 const ACK_BYTES: f64 = 52.0;
 
 /// Returns the finding of traffic of others: the path carries more for packets that do not yield than for a connection
-/// that does, and its queue is full without us.
+/// that does, and its queue is full nevertheless.
 fn congestion(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
-    let path = facts.path_bps()?;
-    let of_others = facts.queue_of_others_s();
-    let is_queued = of_others > (facts.rtt_s * 0.05).max(0.003);
-    let yields = base.rate_bps < path * FULL && base.peer_window_share < 0.5 && base.send_buffer_share < 0.5;
-    let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.003);
-    let has_lost_its_share = yields && has_queue && base.lost > 0;
-    if !has_lost_its_share && !is_queued {
+    let top = facts.path_bps().unwrap_or_else(|| facts.least_bps());
+    let yields = is_shared(facts, base);
+    if !yields && !is_queued(facts) {
         return None;
     }
     let remedy = "the path is shared: more rate needs a larger share (several connections), another time of day, or \
                   another path";
-    let finding = Finding::new(Cause::Congestion, remedy).sure(if is_queued { 0.8 } else { 0.6 }).because(format!(
+    let finding = Finding::new(Cause::Congestion, remedy).sure(if yields { 0.8 } else { 0.6 }).because(format!(
         "packets without congestion control reach {}, one connection {}: it yields to others; the queue was {} without \
          our load, and {} with it",
-        shown(path),
+        shown(top),
         shown(base.rate_bps),
-        time(of_others),
+        time(facts.queue_of_others_s()),
         time(base.queue_s())
     ));
     Some(finding.limits_to(base.rate_bps, yields))
+}
+
+/// Returns true if a connection yields to others: it has lost packets in a queue, and the path carries more.
+fn is_shared(facts: &Facts<'_>, base: &FlowView) -> bool {
+    let top = facts.path_bps().unwrap_or(0.0).max(facts.least_bps());
+    let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.003);
+    let is_windowed = base.peer_window_share > 0.5 || base.send_buffer_share > 0.5;
+    base.rate_bps < top * FULL && has_queue && base.lost > 0 && !is_windowed
 }

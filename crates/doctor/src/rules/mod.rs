@@ -10,8 +10,6 @@ mod losses;
 mod path;
 mod windows;
 
-use sterna_proto::BitRate;
-
 use self::finding::{FULL, Finding, shown};
 use crate::evidence::{Direction, Evidence};
 use crate::facts::Facts;
@@ -27,7 +25,7 @@ pub struct Diagnosis {
 }
 
 /// Returns the verdicts on both directions.
-pub fn diagnose(evidence: &Evidence, rate_max: BitRate) -> Diagnosis {
+pub fn diagnose(evidence: &Evidence) -> Diagnosis {
     let mut diagnosis = Diagnosis::default();
     let mut all = Vec::new();
     for direction in Direction::ALL {
@@ -35,7 +33,7 @@ pub fn diagnose(evidence: &Evidence, rate_max: BitRate) -> Diagnosis {
         if facts.base.is_none() {
             continue;
         }
-        let findings = of_direction(&facts, rate_max);
+        let findings = of_direction(&facts);
         diagnosis.ladder.extend(ladder(&facts, &findings));
         all.extend(verdicts(&facts, findings));
     }
@@ -66,12 +64,12 @@ fn rank(verdict: &Verdict) -> f64 {
 }
 
 /// Returns the findings in one direction, the binding one first.
-fn of_direction(facts: &Facts<'_>, rate_max: BitRate) -> Vec<Finding> {
+fn of_direction(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     findings.extend(windows::find(facts));
     findings.extend(losses::find(facts));
     findings.extend(path::find(facts));
-    findings.extend(hosts::find(facts, rate_max));
+    findings.extend(hosts::find(facts));
     if let Some(ramp) = windows::slow_ramp(facts, &findings) {
         findings.push(ramp);
     }

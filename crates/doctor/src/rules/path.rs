@@ -9,7 +9,7 @@ use crate::verdict::Cause;
 use crate::view::FlowView;
 
 /// Smallest part of reordered packets that is trouble.
-const REORDERED_MIN: f64 = 0.001;
+pub(super) const REORDERED_MIN: f64 = 0.001;
 
 /// Returns the findings about the path itself.
 pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
