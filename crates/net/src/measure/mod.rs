@@ -26,6 +26,7 @@ pub use self::message::{
     EchoPort, EchoReport, EchoSpec, FlowReport, FlowSample, FlowSpec, HostFacts, PortCount, SizeCount, SocketSettings,
     StreamReport, TrainBin, TrainReport, TrainSpec,
 };
+pub use self::packets::{StampReflector, stamp_echoes};
 pub(crate) use self::serve::{Measurements, is_measurement};
 
 /// Application protocol of measurements. It contains the version of the framing.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use sterna_net::engine::Cancel;
 use sterna_net::identity::Identity;
 use sterna_net::measure::message::{Answer, Ask, SentTrain};
-use sterna_net::measure::{EchoSpec, Measurement, TrainReport, TrainSpec};
+use sterna_net::measure::{EchoSpec, Measurement, StampReflector, TrainReport, TrainSpec, stamp_echoes};
+use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{ErrorKind, Location};
 
@@ -128,6 +129,26 @@ fn plain_stamp_gets_replies_from_the_measure_port() {
     assert_eq!((reply[14], reply[15]), (0, 0));
     assert!(reply[4..12] >= reply[16..24], "sent after it was received");
     assert!(stranger.recv(&mut reply).is_err(), "a stranger gets no reply");
+}
+
+#[test]
+fn a_reflector_that_stands_alone_answers_our_own_sender() {
+    for local in ["127.0.0.1:0", "[::1]:0"] {
+        let Ok(reflector) = StampReflector::start(local.parse().unwrap()) else { continue };
+        let at = reflector.local_addr();
+        let host = HostPort { host: at.ip().to_string(), port: at.port() };
+        let spec = EchoSpec { ports: 4, per_port: 5, interval_us: 1000, packet_bytes: 1000 };
+        let (to, report) = stamp_echoes(&host, None, &spec).unwrap();
+        assert_eq!(to, at);
+        for port in &report.echoes {
+            assert_eq!((port.sent, port.returned, port.reflected, port.forward_ttl), (5, 5, 5, Some(64)), "{port:?}");
+        }
+        let error = StampReflector::start(at).err().unwrap();
+        assert!(error.text().contains(&format!("UDP port {at} for STAMP")), "{error}");
+        drop(reflector);
+        let error = stamp_echoes(&host, None, &spec).unwrap_err();
+        assert!(error.kind == ErrorKind::Unreachable && error.text().contains("no reply"), "{error}");
+    }
 }
 
 /// Client that asks by hand, so that it can leave at any point.

@@ -1,7 +1,6 @@
 //! Client's end of packet trains and echoes.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::num::NonZeroU64;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -10,13 +9,14 @@ use std::time::{Duration, Instant};
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
-use super::super::message::{Answer, Ask, EchoPort, EchoReport, EchoSpec, SentTrain, TrainReport, TrainSpec};
+use super::super::message::{Answer, Ask, EchoReport, EchoSpec, SentTrain, TrainReport, TrainSpec};
 use super::super::stamp::{BASE_BYTES, NtpTime, Probe, Reply};
+use super::echo;
 use super::log::{Arrival, Log};
-use super::plan::{Plan, check_echoes, header_bytes};
+use super::plan::{Plan, check_echoes};
 use super::receive::{Receiver, Silence, arrival, drops, gather};
 use super::send::{Route, send, unix_time};
-use super::socket::{SocketErrors, enlarge, open, with_port};
+use super::socket::{SocketErrors, connect, enlarge, port_of, with_port};
 use crate::sys::Inbox;
 
 /// Time in which an agent answers a short question.
@@ -30,9 +30,6 @@ const OPENINGS: u32 = 10;
 
 /// Time for the reply to an opening packet, beyond a round trip.
 const OPENING_WITHIN: Duration = Duration::from_millis(100);
-
-/// Lateness above which the schedule of echoes shifts. Reason: as for trains.
-const LATE_MAX: Duration = Duration::from_millis(5);
 
 /// Client of an agent for trains and echoes.
 pub(in crate::measure) struct Client<'a> {
@@ -120,13 +117,14 @@ impl Client<'_> {
         check_echoes(spec, self.is_ipv4()).map_err(|text| Error::usage(&[], text))?;
         let (to, session) = self.prepare(&Ask::Echo(*spec))?;
         let sockets = self.sockets(spec.ports, to)?;
-        let mut echoes = Echoes::new(spec, session, &sockets, self.is_ipv4());
-        echoes.run();
-        let reflected = match (self.ask)(&Ask::FinishEcho, ANSWER_WITHIN)? {
-            Answer::Echoed { reflected } => reflected,
-            _ => return Err(unexpected()),
+        let mut report = echo::run(spec, session, &sockets, self.is_ipv4());
+        let Answer::Echoed { reflected } = (self.ask)(&Ask::FinishEcho, ANSWER_WITHIN)? else {
+            return Err(unexpected());
         };
-        Ok(echoes.report(&reflected))
+        for (port, reflected) in report.echoes.iter_mut().zip(reflected) {
+            port.reflected = reflected;
+        }
+        Ok(report)
     }
 
     fn prepare(&mut self, ask: &Ask) -> Result<(SocketAddr, u16), Error> {
@@ -149,12 +147,8 @@ impl Client<'_> {
 
     /// Opens sockets to the port of the agent.
     fn sockets(&self, count: u32, to: SocketAddr) -> Result<Vec<UdpSocket>, Error> {
-        let opened = |_| {
-            let socket = open(with_port(self.local, 0))?;
-            socket.connect(to)?;
-            Ok(socket)
-        };
-        (0..count).map(opened).collect::<Result<_, _>>().map_err(|e| failed(&format!("open UDP ports to {to}"), e))
+        let opened = (0..count).map(|_| connect(with_port(self.local, 0), to)).collect::<Result<_, _>>();
+        opened.map_err(|e| failed(&format!("open UDP ports to {to}"), e))
     }
 
     /// Sends a packet from each port until its reply has come: this opens the firewalls and address translations on the
@@ -216,128 +210,6 @@ fn collect(
         }
         gather(count);
     }
-}
-
-/// Echoes of a client.
-struct Echoes<'a> {
-    spec: EchoSpec,
-    session: u16,
-    sockets: &'a [UdpSocket],
-    payload: usize,
-    ports: Vec<EchoPort>,
-    /// Round-trip time of each packet that returned, by its number.
-    rtts: Vec<Option<u64>>,
-    /// Highest number that returned, by port.
-    highest: Vec<Option<u32>>,
-}
-
-impl<'a> Echoes<'a> {
-    fn new(spec: &EchoSpec, session: u16, sockets: &'a [UdpSocket], is_ipv4: bool) -> Self {
-        let ports = sockets.iter().map(|socket| EchoPort { port: port_of(socket), ..EchoPort::default() }).collect();
-        Self {
-            spec: *spec,
-            session,
-            sockets,
-            payload: (spec.packet_bytes - header_bytes(is_ipv4)) as usize,
-            ports,
-            rtts: vec![None; spec.ports as usize * spec.per_port as usize],
-            highest: vec![None; spec.ports as usize],
-        }
-    }
-
-    /// Sends all packets and receives the replies.
-    fn run(&mut self) {
-        let errors = SocketErrors::new();
-        let (spec, session, sockets, payload) = (self.spec, self.session, self.sockets, self.payload);
-        let sent: OnceLock<Vec<u64>> = OnceLock::new();
-        thread::scope(|scope| {
-            // The cell is empty before.
-            scope.spawn(|| sent.set(send_echoes(&spec, session, sockets, payload)));
-            let mut receiver = Receiver::new(sockets, &errors, BASE_BYTES);
-            let mut silence = Silence::new(Instant::now());
-            loop {
-                let count = receiver.receive(|port, inbox, packet| {
-                    let packet = inbox.packet(packet);
-                    let (Some(reply), Some(at)) = (Reply::read(packet.data), packet.at) else { return };
-                    self.handle(port, &reply, NtpTime::of_unix(at), packet.ttl);
-                });
-                let now = Instant::now();
-                silence.handle_packets(count, now);
-                let Some(sent) = sent.get() else { continue };
-                silence.handle_sender_end(now);
-                let returned: u64 = self.ports.iter().map(|port| port.returned).sum();
-                if returned >= sent.iter().sum() || silence.is_over(now) {
-                    break;
-                }
-            }
-        });
-        for (port, sent) in self.ports.iter_mut().zip(sent.into_inner().unwrap_or_default()) {
-            port.sent = sent;
-        }
-    }
-
-    /// Records a reply. Ignores those of no packet of ours.
-    fn handle(&mut self, index: usize, reply: &Reply, at: NtpTime, ttl: Option<u8>) {
-        let number = reply.sender_number;
-        let Some(slot) = self.rtts.get_mut(number as usize) else { return };
-        if reply.session != self.session || number as usize % self.ports.len() != index || slot.is_some() {
-            return;
-        }
-        let rtt = at.since(reply.sender_sent).saturating_sub(reply.sent.since(reply.received));
-        *slot = Some(u64::try_from(rtt).unwrap_or(0) / 1000);
-        let (port, highest) = (&mut self.ports[index], &mut self.highest[index]);
-        port.returned += 1;
-        if highest.is_some_and(|highest| highest > number) {
-            port.reordered += 1;
-        } else {
-            *highest = Some(number);
-        }
-        let smaller = |known: Option<u8>, new: Option<u8>| known.into_iter().chain(new).min();
-        port.forward_ttl = smaller(port.forward_ttl, Some(reply.sender_ttl).filter(|ttl| *ttl > 0));
-        port.reverse_ttl = smaller(port.reverse_ttl, ttl);
-    }
-
-    fn report(mut self, reflected: &[u64]) -> EchoReport {
-        let count = self.ports.len();
-        for (index, port) in self.ports.iter_mut().enumerate() {
-            port.reflected = reflected.get(index).copied().unwrap_or(0);
-            port.rtt_us = self.rtts.iter().skip(index).step_by(count).flatten().copied().collect();
-        }
-        EchoReport { echoes: self.ports }
-    }
-}
-
-/// Sends echoes over the ports in turn. Returns their number for each port.
-fn send_echoes(spec: &EchoSpec, session: u16, sockets: &[UdpSocket], payload: usize) -> Vec<u64> {
-    // As for a train.
-    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
-    let mut sent = vec![0; sockets.len()];
-    let mut packet = vec![0; payload];
-    let (start, interval) = (Instant::now(), Duration::from_micros(spec.interval_us));
-    let mut due = Duration::ZERO;
-    for number in 0..spec.ports.saturating_mul(spec.per_port) {
-        let now = start.elapsed();
-        match now.checked_sub(due) {
-            None => thread::sleep(due - now),
-            Some(late) if late > LATE_MAX => due = now,
-            Some(_) => {}
-        }
-        due += interval;
-        let port = number as usize % sockets.len();
-        let probe = Probe { number, sent: NtpTime::of_unix(unix_time()), session, in_train: 0 };
-        if let Some(Ok(head)) = packet.get_mut(..BASE_BYTES).map(TryInto::try_into) {
-            probe.write(head);
-        }
-        // An error may be that of an earlier packet: one more attempt.
-        if sockets[port].send(&packet).is_ok() || sockets[port].send(&packet).is_ok() {
-            sent[port] += 1;
-        }
-    }
-    sent
-}
-
-fn port_of(socket: &UdpSocket) -> u16 {
-    socket.local_addr().map_or(0, |address| address.port())
 }
 
 fn unexpected() -> Error {

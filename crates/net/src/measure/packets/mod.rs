@@ -9,14 +9,18 @@
 
 mod agent;
 mod client;
+mod echo;
 mod log;
 mod pace;
 mod plan;
 mod receive;
 mod reflector;
+mod responder;
 mod send;
 mod skew;
 mod socket;
 
 pub(super) use self::agent::Agent;
 pub(super) use self::client::Client;
+pub use self::echo::stamp_echoes;
+pub use self::responder::StampReflector;

@@ -34,6 +34,20 @@ pub(super) fn open(local: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
+/// Opens a UDP socket of a measurement, connected to an address.
+///
+/// Errors: those of the system.
+pub(super) fn connect(local: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = open(local)?;
+    socket.connect(to)?;
+    Ok(socket)
+}
+
+/// Returns the port of a socket.
+pub(super) fn port_of(socket: &UdpSocket) -> u16 {
+    socket.local_addr().map_or(0, |address| address.port())
+}
+
 /// Enlarges the receive buffer of a socket. Without `CAP_NET_ADMIN` the kernel takes at most the maximum of the host.
 pub(super) fn enlarge(socket: &UdpSocket) -> io::Result<()> {
     let half = usize::try_from(RECEIVE_BUFFER / 2).unwrap_or(usize::MAX);
