@@ -22,6 +22,7 @@ import json
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -398,6 +399,8 @@ def main() -> int:
     parts.add_argument("--verdicts", action="store_true", help="judge the verdicts only, without their remedies")
     parts.add_argument("--plain", action="store_true", help="measure the conditions by iperf3 and ss instead")
     arguments = parser.parse_args()
+    # Ends the programs and the lab of the current run too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}: bench/doctor.py --draws {arguments.draws} --seed {seed} draws the same again", file=sys.stderr)
     if arguments.log:
