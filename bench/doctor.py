@@ -31,7 +31,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
-from conditions import BUFFER, CASES, CUBIC_ONLY, EITHER, Case, Setup, case_of
+from conditions import BUFFER, CASES, CUBIC_ONLY, EITHER, SEND_RATIO, WINDOW_MIN, Case, Setup, case_of
 from limits import ROOT, cpu_quota, inside, run, slow_disk, wilson
 
 ADDRESS = {"a": "10.77.0.1", "b": "10.77.1.1"}
@@ -90,6 +90,9 @@ class Bench:
         flags = [word for name, value in self.setup.path.items() for word in (f"--{name}", value) if word]
         for host, settings in ("a", self.setup.a), ("b", self.setup.b):
             buffers = {"net.ipv4.tcp_rmem": f"4096 131072 {BUFFER}", "net.ipv4.tcp_wmem": f"4096 16384 {BUFFER}"}
+            if self.setup.send and self.setup.send[0] == host:
+                most = max(self.setup.send[1] / SEND_RATIO[self.kernel], WINDOW_MIN)
+                buffers["net.ipv4.tcp_wmem"] = f"4096 16384 {most:.0f}"
             flags += [f"--sysctl-{host}={key}={value}" for key, value in {**buffers, **settings}.items()]
         self.counters = self.memory / "counters.json"
         run(str(self.binary), "lab", "up", "--name", self.name, "--seed", str(self.seed), "--cc", self.kernel, "--counters",
@@ -391,7 +394,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=1, help="how often each case is drawn")
     parser.add_argument("--seed", type=int, help="of the draws; fresh when not given")
     parser.add_argument("--only", default="", help="parts of the names of cases to run")
-    parser.add_argument("--kernels", default="cubic,bbr", help="congestion controls of both hosts")
+    parser.add_argument("--kernels", default="cubic,bbr", help="congestion controls of both hosts: cubic, bbr or both")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--binary", type=Path, default=ROOT / "target/release/sterna")
     parser.add_argument("--log", type=Path, help="directory for the messages and bundles of the doctor")
