@@ -24,9 +24,10 @@ QUEUE_MIN_MS = 20
 # Smallest window, bytes, and smallest bandwidth-delay product of a case about windows. Reason: a sender's kernel fills
 # its buffer in pieces of up to 64 KiB, so smaller buffers have no exact effect.
 WINDOW_MIN, BDP_MIN = 64_000, 300_000
-# Data in flight per byte of a send buffer, measured in the lab. CUBIC, which is not paced, has up to 3 times its buffer
-# in flight over 8 to 150 ms, up to 6 times over 660 ms, and always about 100 kB more; BBR has 0.7 to 0.8 times its buffer.
-SEND_RATIO = {"cubic": 3.0, "bbr": 0.75}
+# Data in flight per byte of a send buffer, measured in the lab: at least 0.75. CUBIC, which is not paced, often has 3
+# times its buffer in flight (up to 6 times over 660 ms), BBR no more than the buffer.
+SEND_LEAST = 0.75
+SEND_MOST = {"cubic": 3.0, "bbr": SEND_LEAST}
 # Buffers that limit no path of this file.
 BUFFER = 67_108_864
 # Part of a receive buffer that becomes window in the lab, whose packets come from a TUN device (0.895 over a network
@@ -56,7 +57,8 @@ class Setup:
     throttle: int = 0  # rate of this disk, bytes/s
     quota: str = ""  # host whose program has a CPU quota
     percent: float = 100  # of one processor
-    send: tuple[str, float] | None = None  # host whose send buffer bounds the data in flight, and this data, bytes
+    send_most: tuple[str, float] | None = None  # host whose send buffer lets so many bytes be in flight at most
+    send_least: tuple[str, float] | None = None  # the same, at least
     ssthresh: int = 0  # slow start threshold that both hosts remember of earlier connections, packets; 0: none
     program: tuple[str, float] | None = None  # program that --watch observes: slow_writer or slow_reader, its Mbit/s
 
@@ -153,7 +155,7 @@ def receive_buffer(draw: random.Random) -> Case:
 def send_buffer(draw: random.Random) -> Case:
     path = drawn(draw, bdp=BDP_MIN)
     window = path.bdp * between(draw, 0.15, 0.4)
-    return Case(("send_buffer",), path.way, replace(path.setup, send=(sender(path.way), window)), path.setup)
+    return Case(("send_buffer",), path.way, replace(path.setup, send_most=(sender(path.way), window)), path.setup)
 
 
 def slow_ramp(draw: random.Random) -> Case:
@@ -341,12 +343,11 @@ def two_buffers(draw: random.Random) -> Case:
     low = path.bdp * between(draw, 0.1, 0.2)
     high = low * between(draw, 2, 3)
     of_receive, of_send = (low, high) if first == "receive_buffer" else (high, low)
-    sends = replace(path.setup, send=(sender(path.way), of_send))
     receives = path.setup.with_host(receiver(path.way), **rmem(of_receive / WINDOW_RATIO))
-    both = replace(receives, send=sends.send)
+    send = (sender(path.way), of_send)
     if first == "receive_buffer":
-        return Case((first, "send_buffer"), path.way, both, sends)
-    return Case((first, "receive_buffer"), path.way, both, receives)
+        return Case((first, "send_buffer"), path.way, replace(receives, send_least=send), replace(path.setup, send_least=send))
+    return Case((first, "receive_buffer"), path.way, replace(receives, send_most=send), receives)
 
 
 def window_and(draw: random.Random, buffer: str, second: str) -> Case:
@@ -370,7 +371,7 @@ def window_and(draw: random.Random, buffer: str, second: str) -> Case:
     if buffer == "receive_buffer":
         setup = fixed.with_host(receiver(path.way), **rmem(window / WINDOW_RATIO))
     else:
-        setup = replace(fixed, send=(sender(path.way), window))
+        setup = replace(fixed, send_most=(sender(path.way), window))
     # The rate after the remedy depends on the path that the hash of the ports selects, and on how a sender meets a
     # policer. Only the gain up to random loss is a number.
     return Case((buffer, second), path.way, setup, fixed if of_loss else None, facts, modes)

@@ -31,7 +31,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
-from conditions import BUFFER, CASES, CUBIC_ONLY, EITHER, SEND_RATIO, WINDOW_MIN, Case, Setup, case_of
+from conditions import BUFFER, CASES, CUBIC_ONLY, EITHER, SEND_LEAST, SEND_MOST, WINDOW_MIN, Case, Setup, case_of
 from limits import ROOT, cpu_quota, inside, run, slow_disk, wilson
 
 ADDRESS = {"a": "10.77.0.1", "b": "10.77.1.1"}
@@ -90,9 +90,9 @@ class Bench:
         flags = [word for name, value in self.setup.path.items() for word in (f"--{name}", value) if word]
         for host, settings in ("a", self.setup.a), ("b", self.setup.b):
             buffers = {"net.ipv4.tcp_rmem": f"4096 131072 {BUFFER}", "net.ipv4.tcp_wmem": f"4096 16384 {BUFFER}"}
-            if self.setup.send and self.setup.send[0] == host:
-                most = max(self.setup.send[1] / SEND_RATIO[self.kernel], WINDOW_MIN)
-                buffers["net.ipv4.tcp_wmem"] = f"4096 16384 {most:.0f}"
+            for send, ratio in (self.setup.send_most, SEND_MOST[self.kernel]), (self.setup.send_least, SEND_LEAST):
+                if send and send[0] == host:
+                    buffers["net.ipv4.tcp_wmem"] = f"4096 16384 {max(send[1] / ratio, WINDOW_MIN):.0f}"
             flags += [f"--sysctl-{host}={key}={value}" for key, value in {**buffers, **settings}.items()]
         self.counters = self.memory / "counters.json"
         run(str(self.binary), "lab", "up", "--name", self.name, "--seed", str(self.seed), "--cc", self.kernel, "--counters",
