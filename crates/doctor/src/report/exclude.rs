@@ -172,6 +172,14 @@ impl<'a> Rulings<'a> {
                     _ => (false, format!("{lost:.0} of {packets} packets far below the rate were lost")),
                 }
             }
+            Cause::Congestion if matches!(self.facts.ceiling, Some(Ceiling::Policer { .. })) => {
+                let others = self.facts.queue_of_others_s();
+                let observed = format!(
+                    "the delay stayed flat while packets were lost, so no queue was full; it was {} without our load",
+                    text::time(others)
+                );
+                (others < QUEUE_NONE_S, observed)
+            }
             Cause::Congestion => {
                 let others = self.facts.queue_of_others_s();
                 let observed = format!(
@@ -264,7 +272,7 @@ impl<'a> Rulings<'a> {
             Cause::Cpu => (
                 base.sender.late.max(base.receiver.late) < LATE_NONE,
                 format!(
-                    "the sender's host used {:.1} of {} processors, the receiver's {:.1} of {}; {} of the samples were late",
+                    "{4} of the samples of the two processes were late; the hosts used {0:.1} of {1} and {2:.1} of {3} processors",
                     base.sender.host,
                     self.facts.sender().processors,
                     base.receiver.host,

@@ -29,14 +29,15 @@ pub struct Page<'a> {
 }
 
 /// Maximum length of a text of a peer, characters. Reason: an error with its causes has some hundreds.
-const TEXT_MAX: usize = 600;
+const TEXT_MAX: usize = 1000;
 
 /// Returns a text of a peer for the page: on one line, without control characters, and not longer than [`TEXT_MAX`].
 fn safe(text: &str) -> String {
     let shown = sterna_proto::file::plain(text);
     match shown.char_indices().nth(TEXT_MAX) {
         Some((end, _)) => format!("{}…", &shown[..end]),
-        None => shown.into_owned(),
+        // A per cent sign stays beside its number.
+        None => shown.replace(" %", "\u{a0}%"),
     }
 }
 
@@ -111,6 +112,18 @@ impl Page<'_> {
             section {
                 h2 { "Verdicts" }
                 @if self.report.verdicts.is_empty() { p { "No connection could be measured: there is no verdict." } }
+                @if self.report.verdicts.len() > 1 {
+                    ol.short {
+                        @for verdict in &self.report.verdicts {
+                            li {
+                                strong { (arrow(verdict.direction)) ": " (heading(verdict)) }
+                                @if let Some(limit) = verdict.limits_to_bps {
+                                    ": " (text::rate(limit)) " now, " (text::rate(verdict.predicted_bps)) " without it"
+                                }
+                            }
+                        }
+                    }
+                }
                 @for (index, verdict) in self.report.verdicts.iter().enumerate() {
                     (self.verdict(index, verdict, figures))
                 }
@@ -356,7 +369,7 @@ fn drawn(figure: &Figure) -> Markup {
         figure id=(figure.name) {
             h3 { (figure.title) }
             (figure.inline())
-            figcaption { (figure.caption) }
+            figcaption { (safe(&figure.caption)) }
         }
     }
 }
@@ -420,14 +433,22 @@ fn sentence(verdict: &Verdict) -> &'static str {
 fn gain(verdict: &Verdict, measured: u64) -> Markup {
     let Some(limit) = verdict.limits_to_bps else { return html! {} };
     let factor = verdict.predicted_bps as f64 / limit.max(1) as f64;
+    if factor < GAIN_MIN {
+        return html! {
+            p.gain { "Now " strong { (text::rate(measured)) } ". One connection already has the rate of this limit." }
+        };
+    }
     html! {
         p.gain {
             "Now " strong { (text::rate(measured)) } " → predicted without it "
             strong { (text::rate(verdict.predicted_bps)) }
-            @if factor >= 1.05 { " (" (format!("{factor:.1}")) " times)" }
+            " (" (format!("{factor:.1}")) " times)"
         }
     }
 }
+
+/// Smallest predicted gain that is shown as one. Reason: rates of two runs differ by as much.
+const GAIN_MIN: f64 = 1.05;
 
 /// Returns the figures that prove a verdict.
 fn proofs<'a>(verdict: &Verdict, figures: &'a [Figure]) -> Vec<&'a Figure> {
@@ -531,7 +552,8 @@ fn answered(evidence: &Evidence, record: &Record) -> String {
 /// Returns a time of day in UTC.
 fn date(seconds: u64) -> String {
     let date = i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
-    date.and_then(|date| date.format(&Rfc3339).ok()).unwrap_or_else(|| "at an unknown time".to_owned())
+    let text = date.and_then(|date| date.format(&Rfc3339).ok());
+    text.map_or_else(|| "at an unknown time".to_owned(), |text| text.replace('T', " ").replace('Z', " UTC"))
 }
 
 /// Style of the page.
@@ -542,7 +564,7 @@ const STYLE: &str = "\
 *{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,-apple-system,'Segoe UI',sans-serif}
 main{max-width:860px;margin:0 auto;padding:24px 20px 48px}h1{font-size:1.6em;line-height:1.25;margin:0 0 .6em}
 h2{font-size:1.25em;margin:2em 0 .6em;padding-bottom:.25em;border-bottom:1px solid var(--edge)}
-h3{font-size:1.05em;margin:1.2em 0 .4em}h4{font-size:.95em;margin:1em 0 .2em}p,ul{margin:.4em 0}ul{padding-left:1.3em}
+h3{font-size:1.05em;margin:1.2em 0 .4em}h4{font-size:.95em;margin:1em 0 .2em}p,ul,ol{margin:.4em 0}ul,ol{padding-left:1.4em}
 a{color:var(--link)}.soft{color:var(--soft);font-size:.9em}
 table{border-collapse:collapse;width:100%;font-size:.9em;margin:.4em 0}th,td{text-align:left;vertical-align:top;padding:.3em .7em .3em 0;\
 border-bottom:1px solid var(--edge);overflow-wrap:anywhere}thead th{color:var(--soft);font-weight:600}tbody th,.rulings th{font-weight:600}

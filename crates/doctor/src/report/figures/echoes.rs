@@ -25,7 +25,12 @@ pub(super) fn round_trips(evidence: &Evidence, report: &Report) -> Option<Figure
     let (first, last) = (ports.first()?.port, ports.last()?.port);
     let seconds = |micros: u64| micros as f64 / 1e6;
     let all = || ports.iter().flat_map(|port| port.rtt_us.iter().take(ROUND_TRIPS_MAX)).map(|rtt| seconds(*rtt));
-    let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
+    let least = all().fold(f64::INFINITY, f64::min);
+    let mut sorted: Vec<f64> = all().collect();
+    sorted.sort_by(f64::total_cmp);
+    let smallest =
+        ports.iter().filter_map(|port| port.rtt_us.iter().min()).map(|rtt| seconds(*rtt)).fold(0.0, f64::max);
+    let most = sorted[(sorted.len() * 98 / 100).min(sorted.len() - 1)].max(smallest);
     let (top, height) = (36.0, 210.0);
     // The scale begins near the smallest round trip, so that modes that differ by a part of it are apart.
     let y = around(least, most, top + height, top);
@@ -64,7 +69,11 @@ pub(super) fn round_trips(evidence: &Evidence, report: &Report) -> Option<Figure
     Some(Figure {
         name: "round-trips".to_owned(),
         title: "Round trips by port".to_owned(),
-        caption: format!("{} ports. {shows}: {each}.", ports.len()),
+        caption: format!(
+            "{} ports. {shows}: {each}. The largest 2 % of the round trips are drawn at the edge.",
+            ports.len()
+        ),
+        numbers: String::new(),
         height: top + height + LINE + 8.0,
         body,
     })
@@ -137,9 +146,9 @@ pub(super) fn sizes(evidence: &Evidence, direction: Direction) -> Option<Figure>
         name,
         caption: format!(
             "Size of the IP packet, not to be fragmented. A size that vanishes without a report of a router is a black hole. \
-             {passes}{reported} Arrived: {}.",
-            each.collect::<Vec<_>>().join("; ")
+             {passes}{reported}"
         ),
+        numbers: format!("Arrived: {}.", each.collect::<Vec<_>>().join("; ")),
         height: top + height + LINE + 8.0,
         body,
     })

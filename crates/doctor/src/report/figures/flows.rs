@@ -103,7 +103,8 @@ pub(super) fn figure(evidence: &Evidence, direction: Direction) -> Option<Figure
          again. {}",
         summary(first)
     );
-    Some(Figure { title: format!("Rate over time, {}", arrow(direction)), name, caption, height: top, body })
+    let numbers = flows[1..].iter().map(summary).collect::<Vec<_>>().join(" ");
+    Some(Figure { title: format!("Rate over time, {}", arrow(direction)), name, caption, numbers, height: top, body })
 }
 
 fn summary(flow: &Flow) -> String {
@@ -129,7 +130,7 @@ fn panel(plot: &str, flow: &Flow, place: (f64, f64), most: (f64, f64)) -> Markup
     let x = Scale::from_zero(most.0, LEFT, WIDTH - RIGHT);
     let y = Scale::rounded(most.1, top + height, top);
     let every = SERIES_EVERY_US as f64 / 1e6;
-    let rate = |value: f64| text::rate(value as u64);
+    let rate = super::plot::rate;
     let seconds = |value: f64| format!("{} s", (value * 100.0).round() / 100.0);
     let line = flow.view.series_bps.iter().enumerate().flat_map(|(index, bps)| {
         [(x.at(index as f64 * every), y.at(*bps)), (x.at((index + 1) as f64 * every), y.at(*bps))]

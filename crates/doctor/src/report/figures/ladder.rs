@@ -55,12 +55,17 @@ pub(super) fn figure(evidence: &Evidence, report: &Report, direction: Direction)
         let each = bars.iter().map(|bar| format!("{} {}", bar.name, text::rate(bar.bps as u64)));
         each.collect::<Vec<_>>().join("; ")
     };
-    let caption = format!(
-        "The lowest limit is the rate of one connection now. Once it is gone, the next one binds. Limits: {}. Measured: {}.",
-        words(&limits),
-        words(&measured)
-    );
-    Some(Figure { title: format!("Limits in order, {}", arrow(direction)), name, caption, height: y + 6.0, body })
+    let numbers = format!("Limits: {}. Measured: {}.", words(&limits), words(&measured));
+    let caption = "The lowest limit is the rate of one connection now. Once it is gone, the next one binds. The measured \
+                   rates are those of the same flow with one thing changed.";
+    Some(Figure {
+        title: format!("Limits in order, {}", arrow(direction)),
+        name,
+        caption: caption.to_owned(),
+        numbers,
+        height: y + 6.0,
+        body,
+    })
 }
 
 fn limits(report: &Report, direction: Direction) -> Vec<Bar> {

@@ -23,8 +23,10 @@ pub struct Figure {
     pub name: String,
     /// Title.
     pub title: String,
-    /// How to read it, and what it shows, with the main numbers.
+    /// How to read it, and what it shows.
     pub caption: String,
+    /// Its numbers, for readers who do not see the picture.
+    numbers: String,
     /// Height, in SVG user units.
     height: f64,
     body: Markup,
@@ -48,7 +50,7 @@ impl Figure {
             svg.plot xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby={ (title) " " (caption) }
                 viewBox={ "0 0 " (plot::px(plot::WIDTH)) " " (plot::px(self.height)) } {
                 title id=(title) { (self.title) }
-                desc id=(caption) { (self.caption) }
+                desc id=(caption) { (self.caption) " " (self.numbers) }
                 (style)
                 (self.body)
             }

@@ -26,7 +26,7 @@ svg.plot text{fill:var(--ink)}svg.plot .soft{fill:var(--soft)}svg.plot .strong{f
 svg.plot .grid{stroke:var(--grid)}svg.plot .axis{stroke:var(--soft);fill:none}
 svg.plot .one{fill:var(--one)}svg.plot .two{fill:var(--two)}svg.plot .three{fill:var(--three)}
 svg.plot .four{fill:var(--four)}svg.plot .bad{fill:var(--bad)}svg.plot .mark{fill:var(--mark)}
-svg.plot .hatch{stroke:var(--paper);stroke-width:1.6;fill:none}
+svg.plot rect{shape-rendering:crispEdges}svg.plot .hatch{stroke:var(--paper);stroke-width:1.6;fill:none}
 svg.plot .line{fill:none;stroke:var(--ink);stroke-width:1.6}svg.plot .line2{fill:none;stroke:var(--two);stroke-width:2}
 svg.plot .model{fill:none;stroke:var(--bad);stroke-width:1.8;stroke-dasharray:7 4}
 svg.plot .band{fill:var(--two);opacity:.25}svg.plot .outline{fill:none;stroke:var(--soft)}
@@ -91,7 +91,7 @@ impl Scale {
     pub(super) fn marks(&self) -> Vec<f64> {
         match self.kind {
             Kind::Linear => {
-                let step = step(self.most);
+                let step = step(self.most - self.least);
                 let count = ((self.most - self.least) / step + 1e-6).floor().clamp(0.0, MARKS_MAX) as usize;
                 (0..=count).map(|index| self.least + index as f64 * step).collect()
             }
@@ -146,6 +146,16 @@ pub(super) fn axes(x: &Scale, y: &Scale, axes: &Axes<'_>) -> Markup {
             }
         }
     }
+}
+
+/// Returns a rate for an axis.
+pub(super) fn rate(bps: f64) -> String {
+    if bps < 1.0 { "0".to_owned() } else { sterna_proto::BitRate(bps as u64).to_string() }
+}
+
+/// Returns a number of bytes for an axis.
+pub(super) fn bytes(count: f64) -> String {
+    if count < 1.0 { "0".to_owned() } else { sterna_proto::ByteCount(count as u64).to_string() }
 }
 
 /// Returns the points of a line as an attribute.

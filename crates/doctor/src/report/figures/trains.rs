@@ -1,10 +1,10 @@
 //! Packet trains: delay, loss and passed bytes over time of a long train, and loss against rate of all trains.
 
 use maud::{Markup, html};
-use sterna_net::measure::{TrainBin, TrainReport, TrainSpec};
+use sterna_net::measure::{TRAIN_BIN, TrainBin, TrainReport, TrainSpec};
 use sterna_proto::ByteCount;
 
-use super::plot::{Axes, LEFT, LINE, RIGHT, Scale, WIDTH, axes, points, px};
+use super::plot::{Axes, LEFT, LINE, RIGHT, Scale, WIDTH, axes, bytes, points, px, rate};
 use super::{Figure, arrow};
 use crate::ceiling::Ceiling;
 use crate::evidence::{Direction, Evidence, Purpose};
@@ -26,20 +26,19 @@ struct Interval {
     delay_max_s: f64,
     /// Bytes received of the packets that were sent until the end of the interval.
     passed: f64,
-    /// Bytes sent until then.
-    offered: f64,
+    /// End, seconds since the start of the train.
+    end_s: f64,
 }
 
 /// Returns the bins in groups, at most [`POINTS_MAX`].
 fn intervals(bins: &[TrainBin]) -> Vec<Interval> {
-    let (mut passed, mut offered) = (0.0, 0.0);
+    let mut passed = 0.0;
     let every = bins.len().div_ceil(POINTS_MAX).max(1);
     let groups = bins.chunks(every).map(|group| {
         let sum = |of: fn(&TrainBin) -> u64| group.iter().map(|bin| of(bin) as f64).sum::<f64>();
         let arrived = || group.iter().filter(|bin| bin.received > 0);
         let seconds = |micros: i64| micros as f64 / 1e6;
         passed += sum(|bin| bin.received_bytes);
-        offered += sum(|bin| bin.sent_bytes);
         Interval {
             at_s: group.first().map_or(0.0, |bin| bin.at_us as f64 / 1e6),
             sent: sum(|bin| u64::from(bin.sent)),
@@ -47,7 +46,7 @@ fn intervals(bins: &[TrainBin]) -> Vec<Interval> {
             delay_min_s: arrived().map(|bin| seconds(bin.delay_min_us)).reduce(f64::min).unwrap_or(f64::NAN),
             delay_max_s: arrived().map(|bin| seconds(bin.delay_max_us)).reduce(f64::max).unwrap_or(f64::NAN),
             passed,
-            offered,
+            end_s: group.last().map_or(0.0, |bin| bin.at_us as f64 / 1e6 + TRAIN_BIN.as_secs_f64()),
         }
     });
     groups.collect()
@@ -58,19 +57,20 @@ pub(super) fn long(evidence: &Evidence, direction: Direction) -> Option<Figure> 
     let of = |purpose| evidence.train(purpose, direction);
     let (spec, train) = of(Purpose::Overload).or_else(|| of(Purpose::SecondOverload))?;
     let intervals = intervals(&train.bins);
-    let end = intervals.last()?.at_s + 0.01;
+    let end = intervals.last()?.end_s;
     let ceiling = Ceiling::of(spec, train);
     let x = Scale::from_zero(end, LEFT, WIDTH - RIGHT);
     let body = html! {
         (delays(&x, (30.0, 150.0), &intervals))
-        (losses_over_time(&x, (210.0, 60.0), &intervals))
-        (passed(&x, (300.0, 170.0), &intervals, ceiling))
+        (losses_over_time(&x, (220.0, 60.0), &intervals))
+        (passed(&x, (320.0, 130.0), &intervals, ceiling))
     };
     Some(Figure {
         name: format!("train-{}", direction.name()),
         title: format!("Above the rate of the path: a train of UDP packets, {}", arrow(direction)),
         caption: words(spec, train, ceiling, &intervals),
-        height: 300.0 + 170.0 + LINE + 10.0,
+        numbers: String::new(),
+        height: 320.0 + 130.0 + LINE + 10.0,
         body,
     })
 }
@@ -92,7 +92,7 @@ fn words(spec: &TrainSpec, train: &TrainReport, ceiling: Option<Ceiling>, interv
     let shows = match ceiling {
         Some(Ceiling::Policer { bps, burst }) => format!(
             "The delay stays flat and the packets above the rate vanish: a device drops them and keeps no queue. The bytes \
-             that passed follow one line, a bucket of {} that fills at {}. That is a policer.",
+             that passed are those of a bucket of {} that fills at {}, to the end of the train. That is a policer.",
             ByteCount(burst as u64),
             text::rate(bps as u64)
         ),
@@ -129,7 +129,7 @@ fn delays(x: &Scale, place: (f64, f64), intervals: &[Interval]) -> Markup {
     let lower = arrived().map(|interval| (x.at(interval.at_s), y.at(interval.delay_min_s)));
     let band = upper.chain(lower.clone().collect::<Vec<_>>().into_iter().rev());
     html! {
-        text.strong x=(px(LEFT)) y=(px(top - 9.0)) {
+        text.strong x=(px(LEFT)) y=(px(top - 11.0)) {
             "One-way delay above the smallest (line: smallest, area: up to the largest)"
         }
         (axes(x, &y, &Axes { across: None, up: &text::time }))
@@ -147,7 +147,7 @@ fn losses_over_time(x: &Scale, place: (f64, f64), intervals: &[Interval]) -> Mar
     let y = Scale::from_zero(1.0, top + height, top);
     let width = (x.end - x.start) / intervals.len().max(1) as f64;
     html! {
-        text.strong x=(px(LEFT)) y=(px(top - 9.0)) { "Lost packets of those sent" }
+        text.strong x=(px(LEFT)) y=(px(top - 11.0)) { "Lost packets of those sent" }
         @for mark in [0.0, 0.5, 1.0] {
             line.grid x1=(px(x.start)) x2=(px(x.end)) y1=(px(y.at(mark))) y2=(px(y.at(mark))) {}
             text.soft x=(px(x.start - 7.0)) y=(px(y.at(mark) + 4.0)) text-anchor="end" { (percent(mark)) }
@@ -155,7 +155,7 @@ fn losses_over_time(x: &Scale, place: (f64, f64), intervals: &[Interval]) -> Mar
         @for interval in intervals {
             @let lost = 1.0 - interval.received / interval.sent.max(1.0);
             @if interval.sent > 0.0 && lost > 0.0 {
-                rect.bad x=(px(x.at(interval.at_s))) y=(px(y.at(lost))) width=(px(width.max(1.0)))
+                rect.bad x=(px(x.at(interval.at_s))) y=(px(y.at(lost))) width=(px(width + 0.5))
                     height=(px(y.start - y.at(lost))) {}
             }
         }
@@ -166,39 +166,37 @@ fn percent(part: f64) -> String {
     format!("{:.0} %", part * 100.0)
 }
 
+/// Draws the bytes that passed beyond the rate of the ceiling: what a bucket or a queue took. Without a ceiling, all
+/// bytes that passed.
 fn passed(x: &Scale, place: (f64, f64), intervals: &[Interval], ceiling: Option<Ceiling>) -> Markup {
     let (top, height) = place;
-    let most = intervals.last().map_or(1.0, |interval| interval.offered);
-    let y = Scale::rounded(most, top + height, top);
-    let line = |of: fn(&Interval) -> f64| {
-        std::iter::once((x.at(0.0), y.at(0.0)))
-            .chain(intervals.iter().map(move |interval| (x.at(interval.at_s + 0.01), y.at(of(interval)))))
-            .collect::<Vec<_>>()
+    let bps = ceiling.filter(|ceiling| ceiling.is_reached()).map(Ceiling::bps);
+    let beyond = |interval: &Interval| interval.passed - bps.unwrap_or(0.0) / 8.0 * interval.end_s;
+    let most = intervals.iter().map(beyond).fold(0.0, f64::max);
+    let (burst, words) = match ceiling {
+        Some(Ceiling::Policer { burst, .. }) => (Some(burst), "bucket"),
+        Some(Ceiling::Shaper { burst, .. }) => (Some(burst), "burst"),
+        Some(Ceiling::Link { bps, queue_s }) => (Some(bps / 8.0 * queue_s), "queue"),
+        Some(Ceiling::AtLeast(_)) | None => (None, ""),
     };
-    let bytes = |value: f64| ByteCount(value as u64).to_string();
-    let model = ceiling.filter(|ceiling| ceiling.is_reached()).map(|ceiling| (start(ceiling), ceiling.bps() / 8.0));
+    let y = Scale::rounded(most.max(burst.unwrap_or(0.0)) * 1.05, top + height, top);
+    // The last bin may be short.
+    let whole = &intervals[..intervals.len().saturating_sub(1)];
+    let line = std::iter::once((x.at(0.0), y.at(0.0)))
+        .chain(whole.iter().map(|interval| (x.at(interval.end_s), y.at(beyond(interval)))));
     html! {
-        text.strong x=(px(LEFT)) y=(px(top - 9.0)) {
-            "Bytes that passed (solid) of those sent (thin)"
-            @if let Some((start, rate)) = model {
-                "; dashed: " (bytes(start)) " and " (text::rate((rate * 8.0) as u64))
+        text.strong x=(px(LEFT)) y=(px(top - 11.0)) {
+            @match bps {
+                Some(bps) => { "Bytes that passed beyond a steady " (text::rate(bps as u64)) },
+                None => { "Bytes that passed" },
             }
+            @if let Some(burst) = burst { " (dashed: " (words) " of " (bytes(burst)) ")" }
         }
         (axes(x, &y, &Axes { across: Some(&seconds), up: &bytes }))
-        polyline.axis points=(points(line(|interval| interval.offered))) {}
-        polyline.line2 points=(points(line(|interval| interval.passed))) {}
-        @if let Some((start, rate)) = model {
-            polyline.model points=(points([0.0, x.most].map(|at| (x.at(at), y.at(start + rate * at))))) {}
+        @if let Some(burst) = burst {
+            line.model x1=(px(x.start)) x2=(px(x.end)) y1=(px(y.at(burst))) y2=(px(y.at(burst))) {}
         }
-    }
-}
-
-/// Returns the bytes that a ceiling lets pass at once.
-fn start(ceiling: Ceiling) -> f64 {
-    match ceiling {
-        Ceiling::Policer { burst, .. } | Ceiling::Shaper { burst, .. } => burst,
-        Ceiling::Link { bps, queue_s } => bps / 8.0 * queue_s,
-        Ceiling::AtLeast(_) => 0.0,
+        polyline.line2 points=(points(line)) {}
     }
 }
 
@@ -228,14 +226,14 @@ pub(super) fn losses(evidence: &Evidence, direction: Direction) -> Option<Figure
     let least = trains.iter().map(|point| point.bps).fold(f64::INFINITY, f64::min);
     let most = trains.iter().map(|point| point.bps).fold(0.0, f64::max);
     let x = Scale::logarithmic(least, most, LEFT, WIDTH - RIGHT);
-    let loss = trains.iter().map(|point| point.lost).fold(0.01, f64::max);
-    let (top, height) = (36.0, 190.0);
-    let y = Scale::rounded(loss, top + height, top);
     let ceiling = [Purpose::SecondOverload, Purpose::Overload, Purpose::Capacity]
         .into_iter()
         .find_map(|purpose| evidence.train(purpose, direction).and_then(|(spec, train)| Ceiling::of(spec, train)))
         .filter(|ceiling| ceiling.is_reached());
-    let rate = |value: f64| text::rate(value as u64);
+    let expected = ceiling.map_or(0.0, |ceiling| 1.0 - ceiling.bps() / x.most);
+    let loss = trains.iter().map(|point| point.lost).fold(expected.max(0.01), f64::max);
+    let (top, height) = (36.0, 190.0);
+    let y = Scale::rounded(loss, top + height, top);
     let part = |value: f64| format!("{} %", (value * 1e4).round() / 1e2);
     let body = html! {
         text.strong x=(px(LEFT)) y=(px(top - 14.0)) {
@@ -256,11 +254,12 @@ pub(super) fn losses(evidence: &Evidence, direction: Direction) -> Option<Figure
     Some(Figure {
         name: format!("loss-{}", direction.name()),
         title: format!("Loss against rate, {}", arrow(direction)),
-        caption: format!(
-            "Loss that is the same at every rate is random. Loss that begins at a rate and follows the dashed line has that \
-             rate as its cause. {}.",
-            each.collect::<Vec<_>>().join("; ")
-        ),
+        caption:
+            "Loss that is the same at every rate is random. Loss that begins at a rate and follows the dashed line \
+                  has that rate as its cause. A short train loses less than the line, because its first packets fill a \
+                  queue or use up a bucket."
+                .to_owned(),
+        numbers: format!("Observed: {}.", each.collect::<Vec<_>>().join("; ")),
         height: top + height + LINE * 3.0,
         body,
     })

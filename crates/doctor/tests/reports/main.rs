@@ -1,0 +1,8 @@
+//! Reports of examinations: pages, plots, comparisons and signed bundles, from evidence in virtual time.
+
+mod bundles;
+mod compared;
+mod examined;
+mod pages;
+#[path = "../trains/mod.rs"]
+mod trains;
