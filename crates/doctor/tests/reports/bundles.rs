@@ -10,7 +10,7 @@ use super::examined::{about, policed};
 use super::pages::drawn;
 
 /// Number of damaged files of each kind.
-const FILES: u64 = 400;
+const FILES: u64 = 160;
 
 fn bundle() -> Bundle {
     Bundle { about: about(), evidence: policed() }
@@ -135,7 +135,7 @@ fn damaged_files_are_errors_and_no_panics() {
 fn any_numbers_in_a_bundle_have_a_page() {
     let identity = Identity::ephemeral().unwrap();
     let whole = serde_json::to_value(policed()).unwrap();
-    for_seeds("doctor: any numbers", FILES / 4, |seed| {
+    for_seeds("doctor: any numbers", FILES / 2, |seed| {
         let draw = &mut Seeded::new(seed);
         let mut evidence = whole.clone();
         let share = [1, 20, 300, 1000][draw.index(4)];

@@ -47,8 +47,8 @@ pub fn flow(bps: u64, held: Held) -> FlowPair {
                 rtt_min_us: 30_000,
                 window: 4_000_000,
                 in_flight: 350_000,
-                peer_window: 400_000,
-                receive_buffer: 800_000,
+                peer_window: if held == Held::Window { 360_000 } else { 8_000_000 },
+                receive_buffer: if held == Held::Window { 720_000 } else { 16_000_000 },
                 send_buffer: 4_000_000,
                 ..FlowSample::default()
             }
