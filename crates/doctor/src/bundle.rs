@@ -109,8 +109,8 @@ impl Bundle {
             let text = format!("the file has more than {} MiB, and a bundle has less", BYTES_MAX >> 20);
             return Err(Error::new(ErrorKind::Limit, Scope::Client, Phase::Prepare, text));
         }
-        let mut file: Map<String, Value> =
-            serde_json::from_slice(bytes).map_err(|e| corrupt("the file is no JSON object").caused_by(e))?;
+        let mut file: Map<String, Value> = serde_json::from_slice(bytes)
+            .map_err(|e| corrupt("the file is no bundle of the doctor: no JSON object").caused_by(e))?;
         let format = file.get("format").and_then(Value::as_u64);
         if format != Some(FORMAT) {
             return Err(corrupt(match format {

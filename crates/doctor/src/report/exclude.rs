@@ -26,7 +26,7 @@ pub enum Ruling {
 }
 
 /// Causes that are judged, in the order of a reader.
-pub const CAUSES: [Cause; 17] = [
+pub const CAUSES: [Cause; 19] = [
     Cause::ReceiveBuffer,
     Cause::SendBuffer,
     Cause::SlowRamp,
@@ -43,6 +43,8 @@ pub const CAUSES: [Cause; 17] = [
     Cause::NoTimestamps,
     Cause::ApplicationRead,
     Cause::ApplicationWrite,
+    Cause::DiskRead,
+    Cause::DiskWrite,
     Cause::Cpu,
 ];
 
@@ -124,9 +126,7 @@ impl<'a> Rulings<'a> {
             Cause::Policer | Cause::Shaper => self.of_ceiling(cause),
             Cause::RttModes => self.of_round_trips(),
             Cause::PmtuBlackHole | Cause::MssClamped => self.of_sizes(),
-            Cause::DiskRead | Cause::DiskWrite => {
-                Ruling::Excluded("the data is generated and discarded: no disk takes part".to_owned())
-            }
+            Cause::DiskRead | Cause::DiskWrite => self.of_disks(cause == Cause::DiskRead),
             Cause::ApplicationRead | Cause::ApplicationWrite | Cause::Cpu | Cause::RateCap => self.of_hosts(cause),
             Cause::Clean => Ruling::Open("there are verdicts".to_owned()),
         }
@@ -256,6 +256,19 @@ impl<'a> Rulings<'a> {
             (Some(size), _) => Ruling::Open(format!("no packet of {} bytes arrived", size.bytes)),
             (None, None) => Ruling::Open("no packet of the sweep arrived".to_owned()),
         }
+    }
+
+    fn of_disks(&self, of_sender: bool) -> Ruling {
+        let (bps, verb) = match self.facts.evidence.disk(self.facts.direction, of_sender) {
+            Some(disk) if of_sender => (disk.read_bps, "reads"),
+            Some(disk) => (disk.write_bps, "writes"),
+            None => {
+                return Ruling::Open("no disk was measured; the data of flows is generated and discarded".to_owned());
+            }
+        };
+        let carried = self.facts.least_bps() as u64;
+        let observed = format!("the disk {verb} {}, and the path carries {}", text::rate(bps), text::rate(carried));
+        if bps > carried { Ruling::Excluded(observed) } else { Ruling::Open(observed) }
     }
 
     fn of_hosts(&self, cause: Cause) -> Ruling {

@@ -12,7 +12,7 @@ use super::exclude::{CAUSES, Ruling, Rulings, alike};
 use super::figures::{self, Figure, arrow};
 use super::{About, Report, repeat, text};
 use crate::bundle::Proof;
-use crate::evidence::{Direction, Evidence, Experiment, Outcome, Record};
+use crate::evidence::{Direction, Evidence, Experiment, Outcome, Purpose, Record};
 use crate::facts::Facts;
 use crate::verdict::{Cause, Verdict};
 
@@ -241,8 +241,8 @@ impl Page<'_> {
         html! {
             section {
                 h2 { "How it was measured" }
-                p { "Both hosts ran Sterna " (safe(&self.report.sterna)) ". The data was generated in memory and \
-                     discarded by the receiver, so no disk took part. No setting of a host was changed: each experiment \
+                p { "Both hosts ran Sterna " (safe(&self.report.sterna)) ". The data of flows was generated in \
+                     memory and discarded by the receiver, so no disk took part in them. No setting of a host was changed: each experiment \
                      sets options of its own sockets. No experiment was faster than "
                      (text::rate(self.report.rate_max_bps)) ", the maximum that the user allowed." }
                 ul {
@@ -314,7 +314,7 @@ impl Page<'_> {
                         @for record in evidence.records.iter().take(RECORDS_MAX) {
                             tr {
                                 td { (format!("{:.1} s", record.start_ms as f64 / 1e3)) }
-                                td { (arrow(record.direction)) }
+                                td { (place(record)) }
                                 td { (text::purpose(record.purpose)) }
                                 td { (safe(&asked(record))) }
                                 td { (safe(&answered(evidence, record))) }
@@ -479,6 +479,16 @@ fn ruling_row(cause: Cause, ruling: &Ruling) -> Markup {
             td { span.sign aria-hidden="true" { (mark) } " " (words) }
             td { @if ruling == &Ruling::Found { "see its verdict" } @else { (safe(observed)) } }
         }
+    }
+}
+
+/// Returns the direction of an experiment, or the host of a disk.
+fn place(record: &Record) -> &'static str {
+    match record.purpose {
+        Purpose::Echoes => "both",
+        Purpose::NearDisk => "at A",
+        Purpose::FarDisk => "at B",
+        _ => arrow(record.direction),
     }
 }
 

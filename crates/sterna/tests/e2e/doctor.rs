@@ -1,5 +1,7 @@
 //! `sterna doctor`: examinations on this host, their errors, and the plan of a path.
 
+use std::fs;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -60,9 +62,43 @@ fn an_examination_tells_what_it_cost_and_moves_no_more() {
     // Ten seconds at the given rate.
     assert!((1_000_000..=62_500_000).contains(&bytes), "{report}");
     assert!(report["measured_bps"].as_u64().unwrap() > 0 && report["reverse_measured_bps"].as_u64().unwrap() > 0);
-    let words = examine(&site, &flags);
+    let at = |name: &str| site.local().join(name).display().to_string();
+    let (bundle, page, plots) = (at("one.json"), at("one.html"), at("plots"));
+    let words = examine(&site, &[&flags[..], &["--bundle", &bundle, "--html", &page, "--svg", &plots]].concat());
     let said = String::from_utf8(words.stdout).unwrap();
     assert!(said.starts_with(&agent.url("")) && said.contains("\n1. ") && said.contains("\ncost: "), "{said}");
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("Rate over time, A to B") && page.contains(&agent.fingerprint), "{page}");
+    assert!(fs::read_to_string(Path::new(&plots).join("rate-forward.svg")).unwrap().contains("<svg"));
+    shows_a_bundle_again(&site, &bundle, &said);
+}
+
+/// Checks what `show` and `compare` make of a bundle whose report was `said`, and of a changed one.
+fn shows_a_bundle_again(site: &Site, bundle: &str, said: &str) {
+    let key = Command::new(BINARY).args(["id", "--state"]).arg(site.local().join("state")).output().unwrap();
+    let key = String::from_utf8(key.stdout).unwrap().trim().to_owned();
+    let shown = examine(site, &["show", bundle, "--signer", &key]);
+    assert_eq!(String::from_utf8(shown.stdout).unwrap(), said);
+    let proof = String::from_utf8(shown.stderr).unwrap();
+    assert!(proof.contains(&format!("unchanged since it was signed by {key}")), "{proof}");
+    let json = examine(site, &["show", bundle, "--json"]);
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!((json["signed"]["signers"][0].as_str(), json["format"].as_u64()), (Some(&key[..]), Some(1)));
+    let same = examine(site, &["compare", bundle, bundle]);
+    assert!(same.status.success() && String::from_utf8(same.stdout).unwrap().contains("as before"));
+    let changed = bundle.replace("one", "changed");
+    fs::write(&changed, fs::read_to_string(bundle).unwrap().replacen("127.0.0.1", "127.0.0.2", 1)).unwrap();
+    for (arguments, expected) in [
+        (["show", &changed], "was changed after"),
+        (["show", "/dev/zero"], "more than 64 MiB"),
+        (["show", "/nowhere"], "read the bundle /nowhere"),
+    ] {
+        let output = examine(site, &arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(expected), "{arguments:?}: {said}");
+    }
+    let other = examine(site, &["show", bundle, "--signer", &format!("SHA256:{}", "A".repeat(43))]);
+    assert_eq!(other.status.code(), Some(6), "{}", String::from_utf8_lossy(&other.stderr));
 }
 
 #[test]
