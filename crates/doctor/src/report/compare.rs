@@ -1,9 +1,12 @@
 //! Comparison of two reports of a path: the effect of a fix, and whether the prediction of the first report was met.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
+use sterna_net::measure::HostFacts;
 
 use super::{Report, figures, text};
-use crate::evidence::Direction;
+use crate::evidence::{Direction, Evidence};
 use crate::verdict::{Cause, Verdict};
 
 /// Deviation from a prediction up to which it was met. Reason: the bound that the doctor promises.
@@ -61,6 +64,17 @@ pub struct PredictionCheck {
     pub is_met: bool,
 }
 
+/// Setting of a host that differs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SettingChange {
+    /// Host: `A` is that of the doctor, `B` that of the agent.
+    pub host: &'static str,
+    /// Name, as in `/proc/sys/net`, with `.` for `/`.
+    pub name: String,
+    /// Values; empty if it was not read.
+    pub value: Change<String>,
+}
+
 /// Comparison of two reports.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
@@ -68,6 +82,8 @@ pub struct Comparison {
     pub started: Change<u64>,
     /// Differences that are no effect of a fix: other ends, or another maximum of the rate.
     pub differences: Vec<String>,
+    /// Settings of the hosts that differ.
+    pub settings: Vec<SettingChange>,
     /// Directions.
     pub directions: Vec<DirectionChange>,
     /// Smallest round trip, seconds.
@@ -85,8 +101,8 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Compares two reports, in the order of time.
-    pub fn new(before: &Report, after: &Report) -> Self {
+    /// Compares two reports and their evidence, in the order of time.
+    pub fn new((before, old): (&Report, &Evidence), (after, new): (&Report, &Evidence)) -> Self {
         let lacks = |report: &Report, verdict: &Verdict| !report.verdicts.iter().any(|other| is_same(verdict, other));
         let named = |verdicts: &[Verdict], keep: &dyn Fn(&Verdict) -> bool| -> Vec<Named> {
             verdicts.iter().filter(|v| v.limit != Cause::Clean && keep(v)).map(name).collect()
@@ -96,6 +112,7 @@ impl Comparison {
         Self {
             started: Change { before: before.started, after: after.started },
             differences: differences(before, after),
+            settings: [settings("A", &old.near, &new.near), settings("B", &old.far, &new.far)].concat(),
             directions: Direction::ALL.into_iter().map(|direction| change(before, after, direction)).collect(),
             rtt_s,
             rtt_modes_s: Change { before: modes(before), after: modes(after) },
@@ -109,6 +126,10 @@ impl Comparison {
     /// Returns the comparison in words.
     pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.differences.iter().map(|text| format!("note: {text}")).collect();
+        lines.extend(self.settings.iter().map(|setting| {
+            let Change { before, after } = &setting.value;
+            format!("setting of {}: {}: {before} → {after}", setting.host, setting.name)
+        }));
         for change in &self.directions {
             lines.extend(change.lines());
         }
@@ -208,6 +229,18 @@ fn differences(before: &Report, after: &Report) -> Vec<String> {
         texts.push("the first report is later than the second one".to_owned());
     }
     texts
+}
+
+/// Returns the settings of a host that differ.
+fn settings(host: &'static str, before: &HostFacts, after: &HostFacts) -> Vec<SettingChange> {
+    let names: BTreeSet<&String> = before.settings.keys().chain(after.settings.keys()).collect();
+    let value = |facts: &HostFacts, name: &String| facts.settings.get(name).cloned().unwrap_or_default();
+    let changes = names.into_iter().map(|name| SettingChange {
+        host,
+        name: name.clone(),
+        value: Change { before: value(before, name), after: value(after, name) },
+    });
+    changes.filter(|change| change.value.before != change.value.after).collect()
 }
 
 fn change(before: &Report, after: &Report, direction: Direction) -> DirectionChange {

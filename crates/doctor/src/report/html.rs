@@ -302,7 +302,7 @@ impl Page<'_> {
         html! {
             section {
                 h2 { "Experiments and their cost" }
-                table {
+                table.experiments {
                     thead {
                         tr {
                             th scope="col" { "Start" } th scope="col" { "Direction" } th scope="col" { "Question" }
@@ -578,7 +578,7 @@ h3{font-size:1.05em;margin:1.2em 0 .4em}h4{font-size:.95em;margin:1em 0 .2em}p,u
 a{color:var(--link)}.soft{color:var(--soft);font-size:.9em}
 table{border-collapse:collapse;width:100%;font-size:.9em;margin:.4em 0}th,td{text-align:left;vertical-align:top;padding:.3em .7em .3em 0;\
 border-bottom:1px solid var(--edge);overflow-wrap:anywhere}thead th{color:var(--soft);font-weight:600}tbody th,.rulings th{font-weight:600}
-.ends th{width:4em}.rulings th{width:24%}.rulings td:nth-child(2){width:13%;white-space:nowrap}
+.experiments :is(td,th):is(:nth-child(1),:nth-child(2),:nth-child(6),:nth-child(7)){white-space:nowrap}.ends th{width:4em}.rulings th{width:24%}.rulings td:nth-child(2){width:13%;white-space:nowrap}
 .rulings .excluded .sign{color:var(--good)}.rulings .open .sign,.rulings .found .sign{color:var(--warn)}.sign{display:inline-block;width:1em;font-weight:700}
 .rates{display:flex;flex-wrap:wrap;gap:12px;margin:1em 0}.rates div{flex:1 1 200px;background:var(--panel);padding:.7em 1em;border-radius:6px}
 .rates strong{display:block;font-size:1.5em;line-height:1.2}.rates span{color:var(--soft);font-size:.9em}

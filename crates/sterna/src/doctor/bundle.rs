@@ -45,8 +45,9 @@ pub fn show(flags: &ShowFlags) -> Result<u8, Error> {
 /// Compares two bundles.
 pub fn compare(flags: &CompareFlags) -> Result<u8, Error> {
     let (before, after) = (read(&flags.before)?, read(&flags.after)?);
-    let report = |signed: &SignedBundle| Report::new(&signed.bundle.evidence, &signed.bundle.about);
-    let comparison = Comparison::new(&report(&before), &report(&after));
+    let (old, new) = (&before.bundle, &after.bundle);
+    let report = |bundle: &Bundle| Report::new(&bundle.evidence, &bundle.about);
+    let comparison = Comparison::new((&report(old), &old.evidence), (&report(new), &new.evidence));
     if flags.json {
         return print_json(&SignedComparison { comparison: &comparison, signed: [&before.proof, &after.proof] });
     }

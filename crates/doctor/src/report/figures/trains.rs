@@ -75,6 +75,16 @@ pub(super) fn long(evidence: &Evidence, direction: Direction) -> Option<Figure> 
     })
 }
 
+/// Returns the rate of sending: that of the specification, or less if the sender's host was too slow.
+fn sent_bps(spec: &TrainSpec, train: &TrainReport) -> f64 {
+    let time_s = match (train.bins.first(), train.bins.last()) {
+        (Some(first), Some(last)) => last.at_us.saturating_sub(first.at_us) as f64 / 1e6 + TRAIN_BIN.as_secs_f64(),
+        _ => spec.time_ms as f64 / 1e3,
+    };
+    let asked = spec.rate_bps as f64;
+    if train.sent_bytes == 0 { asked } else { asked.min(train.sent_bytes as f64 * 8.0 / time_s.max(1e-3)) }
+}
+
 fn words(spec: &TrainSpec, train: &TrainReport, ceiling: Option<Ceiling>, intervals: &[Interval]) -> String {
     let quarter = &intervals[intervals.len() * 3 / 4..];
     let late = quarter.iter().map(|interval| interval.delay_min_s).filter(|delay| delay.is_finite());
@@ -84,7 +94,7 @@ fn words(spec: &TrainSpec, train: &TrainReport, ceiling: Option<Ceiling>, interv
         "{} packets at {} for {:.1} s without congestion control; {:.1} % were lost, and the delay of those that arrived \
          was {} above the smallest at the end.",
         train.sent,
-        text::rate(spec.rate_bps),
+        text::rate(sent_bps(spec, train) as u64),
         spec.time_ms as f64 / 1e3,
         lost.clamp(0.0, 1.0) * 100.0,
         text::time(late)
@@ -214,7 +224,7 @@ pub(super) fn losses(evidence: &Evidence, direction: Direction) -> Option<Figure
     let trains = purposes.into_iter().flat_map(|purpose| {
         evidence.trains(purpose, direction).map(move |(spec, train)| Point {
             purpose,
-            bps: spec.rate_bps as f64,
+            bps: sent_bps(spec, train),
             lost: 1.0 - (train.received.min(train.sent) as f64 / train.sent.max(1) as f64),
             sent: train.sent,
         })
