@@ -8,7 +8,6 @@ pub mod repeat;
 pub mod text;
 
 use serde::{Deserialize, Serialize};
-use sterna_proto::BitRate;
 
 use crate::evidence::{Direction, Evidence, Purpose};
 use crate::facts::Facts;
