@@ -20,10 +20,17 @@ impl FromStr for HostPort {
 
     /// Reads `host`, `host:port`, `[::1]` or `[::1]:port`. The default port is [`DEFAULT_PORT`].
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text, DEFAULT_PORT)
+    }
+}
+
+impl HostPort {
+    /// Reads the same with the default port of another protocol.
+    pub fn parse(text: &str, default_port: u16) -> Result<Self, &'static str> {
         const NO_HOST: &str = "the host is not a host name or an IP address (IPv6 in brackets)";
         let (host, port) = split_authority(text).ok_or(NO_HOST)?;
         let port = match port {
-            None => DEFAULT_PORT,
+            None => default_port,
             Some(digits) => match digits.parse::<u16>() {
                 Ok(port) if port != 0 && digits.bytes().all(|b| b.is_ascii_digit()) => port,
                 _ => return Err("the port is not a number from 1 to 65535"),
@@ -34,9 +41,7 @@ impl FromStr for HostPort {
         }
         Ok(Self { host: host.to_owned(), port })
     }
-}
 
-impl HostPort {
     /// Returns true if `host` can be a host name or address.
     pub fn is_host(host: &str) -> bool {
         let is_odd = |b: u8| b.is_ascii_whitespace() || b.is_ascii_control() || b"@/".contains(&b);

@@ -65,6 +65,9 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     };
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(deaf)?;
     let agent = Arc::new(Agent::start(options, identity)?);
+    if let Some(listen) = flags.iperf3 {
+        agent.answer_iperf3(listen)?;
+    }
     let link = link.map(|link| Link::start(Arc::clone(&agent), link)).transpose()?;
     let stopped = Arc::clone(&agent);
     let wait = move || {

@@ -2,6 +2,8 @@
 
 mod bundle;
 mod examine;
+mod iperf3;
+mod tools;
 
 use sterna_doctor::kernel::KernelVersion;
 use sterna_doctor::plan::{Plan, Wish, lines, mss_of};
@@ -17,7 +19,10 @@ pub fn run(flags: &DoctorFlags) -> Result<u8, Error> {
         Some(DoctorCommand::Plan(flags)) => plan(flags),
         Some(DoctorCommand::Show(flags)) => bundle::show(flags),
         Some(DoctorCommand::Compare(flags)) => bundle::compare(flags),
-        None => examine::run(&flags.examine),
+        None => match tools::tool_of(&flags.examine)? {
+            Some(tools::Tool::Iperf3(server)) => iperf3::run(&server, &flags.examine),
+            None => examine::run(&flags.examine),
+        },
     }
 }
 

@@ -22,7 +22,9 @@ mod duration;
 pub mod service;
 
 use config::ConfigFlags;
-pub use doctor::{CompareFlags, DoctorCommand, DoctorFlags, ExamineFlags, PlanFlags, ReportFiles, ShowFlags};
+pub use doctor::{
+    CompareFlags, DoctorCommand, DoctorFlags, ExamineFlags, PlanFlags, ReportFiles, ShowFlags, ToolDirection,
+};
 use duration::parse_time;
 use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};
 
@@ -194,6 +196,10 @@ pub struct AgentFlags {
     /// Can be repeated (default: none)
     #[arg(long, value_name = "HOST|any", requires = "service")]
     pub web: Vec<String>,
+    /// Answer clients of iperf3 at this address, one test at a time; the default port is 5201. iperf3 has no
+    /// authentication: give an address that only friends reach (default: none)
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = parse_listen_for_iperf3)]
+    pub iperf3: Option<SocketAddr>,
     /// Wait this long for a client that has lost all connections; received data stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
@@ -511,6 +517,11 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
 /// Reads the same for the service.
 fn parse_listen_for_jobs(text: &str) -> Result<SocketAddr, String> {
     parse_listen_with(text, SERVICE_PORT)
+}
+
+/// Reads the same for clients of iperf3.
+fn parse_listen_for_iperf3(text: &str) -> Result<SocketAddr, String> {
+    parse_listen_with(text, sterna_net::measure::iperf3::IPERF3_PORT)
 }
 
 fn parse_listen_with(text: &str, port: u16) -> Result<SocketAddr, String> {

@@ -85,7 +85,7 @@ fn the_real_client_measures_with_an_agent() {
         }
         if flags.contains(&"--get-server-output") {
             let text = report["server_output_text"].as_str().unwrap();
-            assert!(text.starts_with("sterna ") && text.contains("this end receives 1 streams over TCP"), "{text}");
+            assert!(text.starts_with("sterna ") && text.contains("this end receives 1 stream over TCP"), "{text}");
         }
     }
 }

@@ -67,7 +67,10 @@ fn target(flags: &ExamineFlags) -> Result<RemoteLocation, Error> {
     match Location::parse(&given)? {
         Location::Remote(remote) => Ok(remote),
         _ => {
-            let text = format!("{} is no agent: give sterna://HOST or sterna://HOST:PORT", given.display());
+            let text = format!(
+                "{} is no agent and no known tool: give sterna://HOST or iperf3://HOST, with :PORT if it is another",
+                given.display()
+            );
             Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
         }
     }

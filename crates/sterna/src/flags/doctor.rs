@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use sterna_doctor::kernel::KernelVersion;
 use sterna_doctor::plan::{RTT_MAX, RTT_MIN};
+use sterna_net::measure::STREAMS_MAX;
 use sterna_proto::BitRate;
 
 use super::duration::parse_time;
@@ -26,6 +27,7 @@ Examples:
   sterna doctor sterna://hub.example.org --html page.html --bundle before.json
                                                        # a page for the operators of the network, and its evidence
   sterna doctor compare before.json after.json         # what a fix changed
+  sterna doctor iperf3://speed.example.org --streams 4 # a server of iperf3, up and down
   sterna doctor plan --rate 10Gbit --rtt 148ms         # the arithmetic of a path, without a network";
 
 /// Flags of `sterna doctor`.
@@ -43,7 +45,7 @@ pub struct DoctorFlags {
 /// Flags of an examination of a path.
 #[derive(Debug, Args)]
 pub struct ExamineFlags {
-    /// Agent at the other end of the path, as sterna://HOST or sterna://HOST:PORT
+    /// Agent at the other end of the path, as sterna://HOST or sterna://HOST:PORT; or a server of iperf3, as iperf3://HOST
     #[arg(value_name = "TARGET", required = true)]
     pub target: Option<OsString>,
     /// Time of the experiments (default: 60s, and up to 2min on paths above 200 ms)
@@ -61,6 +63,15 @@ pub struct ExamineFlags {
     /// Address of this host, which selects the network
     #[arg(long, value_name = "ADDRESS")]
     pub from: Option<IpAddr>,
+    /// With iperf3: number of streams at once (default: 1)
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=i64::from(STREAMS_MAX)))]
+    pub streams: Option<u32>,
+    /// With iperf3: direction of the data (default: first up, then down)
+    #[arg(long, value_name = "DIRECTION")]
+    pub direction: Option<ToolDirection>,
+    /// With iperf3: send datagrams at this rate, without headers, instead of TCP
+    #[arg(long, value_name = "RATE")]
+    pub udp: Option<BitRate>,
     /// Print one JSON object at the end
     #[arg(long)]
     pub json: bool,
@@ -85,6 +96,15 @@ pub struct ReportFiles {
     /// Write each plot as an SVG file to this directory
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
+}
+
+/// `--direction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ToolDirection {
+    /// from this host
+    Up,
+    /// to this host
+    Down,
 }
 
 /// The commands of the doctor.

@@ -321,9 +321,7 @@ impl<'a> Session<'a> {
     fn move_by_udp(&mut self, sockets: &[UdpSocket], datagrams: &Datagrams) -> Result<Iperf3Outcome, Error> {
         let (role, time, start) = (self.role(), self.test.time, Instant::now());
         let is_over = AtomicBool::new(false);
-        // A receiver goes on until the server has ended the test.
-        let end = if role == Role::Sends { start + time } else { start + time + MESSAGE_TIME_MAX };
-        let times = Times { begin: start, end };
+        let times = Times { begin: start, end: start + time };
         let counts = thread::scope(|scope| {
             let streams: Vec<_> = sockets
                 .iter()

@@ -55,7 +55,8 @@ enum Streams {
 
 /// Outcome of the streams of a test.
 enum Moved {
-    Tcp(FlowReport),
+    /// Streams stay open until their client has its results: it takes an earlier end as a failure.
+    Tcp(FlowReport, #[expect(dead_code, reason = "they are held open")] Vec<TcpStream>),
     Udp(Vec<Counts>, Duration),
 }
 
@@ -111,7 +112,8 @@ fn description(plan: &Plan) -> String {
         Role::Receives => "receives",
     };
     let protocol = if plan.datagrams.is_some() { "UDP" } else { "TCP" };
-    format!("this end {action} {} streams over {protocol} for up to {} s", plan.streams, plan.time.as_secs())
+    let streams = if plan.streams == 1 { "1 stream".to_owned() } else { format!("{} streams", plan.streams) };
+    format!("this end {action} {streams} over {protocol} for up to {} s", plan.time.as_secs())
 }
 
 /// Test under way.
@@ -238,7 +240,7 @@ impl Test {
         let ended = self.control.state_before(Instant::now() + limit);
         flow::cut(&cloned);
         let report = flow.join().map_err(|_| crate::internal("a flow has panicked"))?;
-        Ok((Moved::Tcp(report), ended?.unwrap_or(State::ServerTerminate)))
+        Ok((Moved::Tcp(report, cloned), ended?.unwrap_or(State::ServerTerminate)))
     }
 
     /// Runs the streams of a test over UDP until the client ends it. Returns the state that ended it.
@@ -272,7 +274,7 @@ impl Test {
         let sends = self.plan.role == Role::Sends;
         let end_time = moved.time().saturating_sub(self.plan.omit).as_secs_f64();
         let streams: Vec<StreamResult> = match moved {
-            Moved::Tcp(report) => {
+            Moved::Tcp(report, _) => {
                 let result = |(index, stream)| tcp_result(index, stream, self.plan.role, self.plan.omit, Ends::Server);
                 report.streams.iter().enumerate().map(result).collect()
             }
@@ -282,7 +284,7 @@ impl Test {
             }
         };
         let (cpu, congestion) = match moved {
-            Moved::Tcp(report) => {
+            Moved::Tcp(report, _) => {
                 let share = report.cpu_us as f64 / report.time_us.max(1) as f64;
                 (share * 100.0, report.streams.first().map(|stream| stream.congestion.clone()))
             }
@@ -304,7 +306,7 @@ impl Test {
 impl Moved {
     fn time(&self) -> Duration {
         match self {
-            Self::Tcp(report) => Duration::from_micros(report.time_us),
+            Self::Tcp(report, _) => Duration::from_micros(report.time_us),
             Self::Udp(_, time) => *time,
         }
     }

@@ -1,0 +1,116 @@
+//! Tools of others at the other end: their locations, and the tests that they get.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use sterna_doctor::one_end::ReceiverView;
+use sterna_net::measure::TIME_MAX;
+use sterna_net::measure::iperf3::IPERF3_PORT;
+use sterna_proto::limit::LimitTimes;
+use sterna_proto::location::HostPort;
+use sterna_proto::path_cache::DataDirection;
+use sterna_proto::quantity::readable_time;
+use sterna_proto::{BitRate, Error, ErrorKind, Phase, Scope};
+
+use crate::flags::{ExamineFlags, ToolDirection};
+
+/// Time of each direction by default. Reason: the default of iperf3.
+const TIME_DEFAULT: Duration = Duration::from_secs(10);
+
+/// Tool at the other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tool {
+    /// A server of iperf3.
+    Iperf3(HostPort),
+}
+
+/// Returns the tool that a location names; `None`: it is another location.
+///
+/// Errors: `Usage`: the host or the port cannot be read, or flags of tools are given for another location.
+pub fn tool_of(flags: &ExamineFlags) -> Result<Option<Tool>, Error> {
+    let given = flags.target.clone().unwrap_or_default();
+    let (scheme, rest) = given.to_str().and_then(|text| text.split_once("://")).unwrap_or_default();
+    let authority = rest.strip_suffix('/').unwrap_or(rest);
+    let host = |port| HostPort::parse(authority, port).map_err(|why| usage(format!("{}: {why}", given.display())));
+    Ok(match scheme {
+        "iperf3" => Some(Tool::Iperf3(host(IPERF3_PORT)?)),
+        _ if flags.streams.is_some() || flags.direction.is_some() || flags.udp.is_some() => {
+            let text = "--streams, --direction and --udp are for iperf3://HOST; an examination of the path to an agent \
+                        decides them itself";
+            return Err(usage(text.to_owned()));
+        }
+        _ => None,
+    })
+}
+
+/// Returns the directions of the tests, in order.
+pub fn directions(flags: &ExamineFlags) -> Vec<DataDirection> {
+    match flags.direction {
+        Some(ToolDirection::Up) => vec![DataDirection::Out],
+        Some(ToolDirection::Down) => vec![DataDirection::In],
+        None => vec![DataDirection::Out, DataDirection::In],
+    }
+}
+
+/// Returns the time of each direction, in whole seconds.
+pub fn time_of_each(flags: &ExamineFlags) -> Duration {
+    // At most two directions.
+    let count = u32::try_from(directions(flags).len()).unwrap_or(1);
+    let time = flags.time.map_or(TIME_DEFAULT, |time| (time / count).min(TIME_MAX));
+    Duration::from_secs(time.as_secs().max(1))
+}
+
+/// Returns the name of a direction, as in the report of an examination.
+pub fn name(direction: DataDirection) -> &'static str {
+    match direction {
+        DataDirection::Out => "forward",
+        DataDirection::In => "reverse",
+    }
+}
+
+/// Returns a direction in words.
+pub fn words(direction: DataDirection, of: &str) -> String {
+    match direction {
+        DataDirection::Out => format!("to the {of}"),
+        DataDirection::In => format!("from the {of}"),
+    }
+}
+
+/// Returns the limits as an object: shares of time by name.
+pub fn limits_json(times: &LimitTimes) -> Value {
+    let share = |(limit, share): (sterna_proto::limit::Limit, f64)| (limit.name().to_owned(), json!(share));
+    Value::Object(times.shares().into_iter().map(share).collect::<Map<_, _>>())
+}
+
+/// Returns the limits as lines for people.
+pub fn limit_lines(times: &LimitTimes) -> Vec<String> {
+    times.shares().iter().map(|(limit, share)| format!("  {:>5}  {}", percent(*share), limit.words())).collect()
+}
+
+/// Returns a line about the windows of this end, which receives.
+pub fn receiver_line(view: &ReceiverView) -> String {
+    let window = sterna_proto::ByteCount(view.window);
+    match view.allows() {
+        Some(rate) => format!(
+            "  window of this end: up to {window}, which allows {rate} at {}; unread at most {} of the buffer",
+            readable_time(view.rtt),
+            percent(view.unread)
+        ),
+        None => "  this kernel does not report the windows of this end".to_owned(),
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// Returns the mean rate of bytes in a time.
+pub fn rate(bytes: u64, time: Duration) -> BitRate {
+    // Saturates.
+    BitRate((bytes as f64 * 8.0 / time.as_secs_f64().max(1e-3)) as u64)
+}
+
+/// Returns an error of usage.
+pub fn usage(text: String) -> Error {
+    Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text)
+}
