@@ -67,6 +67,9 @@ test)
     # The tests of copies from web servers use real servers, on loopback and with separate configurations.
     mapfile -t wanted < <(PATH=$PATH:/usr/sbin missing_packages nginx=nginx-light apache2=apache2-bin)
     install_packages "${wanted[@]}" || say "the tests of copies from web servers will fail"
+    # The agent answers iperf3, and the doctor measures with it. Tests that need the real one are skipped without it.
+    mapfile -t wanted < <(missing_packages iperf3=iperf3)
+    install_packages "${wanted[@]}" || say "the tests with iperf3 will be left out"
     # The tests of the service use curl, and openssl as a judge of certificates.
     mapfile -t wanted < <(missing_packages curl=curl openssl=openssl)
     install_packages "${wanted[@]}" || say "the tests of the service will fail"
