@@ -45,7 +45,8 @@ pub struct DoctorFlags {
 /// Flags of an examination of a path.
 #[derive(Debug, Args)]
 pub struct ExamineFlags {
-    /// Agent at the other end of the path, as sterna://HOST or sterna://HOST:PORT; or a server of iperf3, as iperf3://HOST
+    /// Agent at the other end of the path, as sterna://HOST or sterna://HOST:PORT; or a server of iperf3, as
+    /// iperf3://HOST
     #[arg(value_name = "TARGET", required = true)]
     pub target: Option<OsString>,
     /// Time of the experiments (default: 60s, and up to 2min on paths above 200 ms)

@@ -11,11 +11,11 @@ use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
-use super::control::{Control, failed};
+use super::control::Control;
 use super::message::{DATAGRAM_BYTES_MIN, Params, Results, State, StreamResult, words};
 use super::results::{Ends, tcp_result, udp_result};
 use super::udp::{self, Counts, DatagramReport, Datagrams, Times};
-use super::{COOKIE_BYTES, Cookie};
+use super::{COOKIE_BYTES, Cookie, failed};
 use crate::client::dial::resolve;
 use crate::measure::flow::{self, Role};
 use crate::measure::message::{FlowReport, FlowSpec, SocketSettings};
@@ -175,13 +175,13 @@ impl<'a> Session<'a> {
         let (stream, remote) = dial(server, local)?;
         let mut session = Self { control: Control::new(stream, MESSAGE_TIME_MAX)?, remote, local, cookie, test };
         session.control.send_cookie(&session.cookie)?;
-        session.expect(State::ParamExchange)?;
+        session.wait_for(State::ParamExchange)?;
         Ok(session)
     }
 
     fn run(&mut self) -> Result<Iperf3Outcome, Error> {
         self.control.send(&self.params())?;
-        self.expect(State::CreateStreams)?;
+        self.wait_for(State::CreateStreams)?;
         let mut outcome = match &self.test.transport {
             Iperf3Transport::Tcp { sockets } => {
                 let streams = (0..self.test.streams).map(|_| self.join(sockets)).collect::<Result<Vec<_>, _>>()?;
@@ -199,7 +199,7 @@ impl<'a> Session<'a> {
                 self.move_by_udp(&sockets, &datagrams)?
             }
         };
-        self.expect(State::DisplayResults)?;
+        self.wait_for(State::DisplayResults)?;
         // The server has nothing left to do for this test.
         let _ = self.control.send_state(State::Done);
         outcome.server = Some(self.remote);
@@ -207,8 +207,8 @@ impl<'a> Session<'a> {
     }
 
     fn begin(&mut self) -> Result<(), Error> {
-        self.expect(State::TestStart)?;
-        self.expect(State::TestRunning)
+        self.wait_for(State::TestStart)?;
+        self.wait_for(State::TestRunning)
     }
 
     fn params(&self) -> Params {
@@ -242,7 +242,7 @@ impl<'a> Session<'a> {
     }
 
     /// Waits for a state. Errors: the server sends another one, or ends the test.
-    fn expect(&mut self, expected: State) -> Result<(), Error> {
+    fn wait_for(&mut self, expected: State) -> Result<(), Error> {
         let state = self.control.receive_state()?;
         self.match_state(state, expected)
     }
@@ -358,7 +358,7 @@ impl<'a> Session<'a> {
                 .and_then(|()| Err(Error::protocol("the iperf3 server ends the test, which is up to its client")));
         }
         self.control.send_state(State::TestEnd)?;
-        self.expect(State::ExchangeResults)
+        self.wait_for(State::ExchangeResults)
     }
 
     /// Sends the results of this end. Returns those of both ends.

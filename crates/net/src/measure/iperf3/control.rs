@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use sterna_proto::Error;
 
 use super::message::{Code, State};
-use super::{COOKIE_BYTES, Cookie};
+use super::{COOKIE_BYTES, Cookie, failed};
 
 /// Shortest timeout of a socket: 0 is none.
 const TIMEOUT_MIN: Duration = Duration::from_millis(1);
@@ -146,8 +146,4 @@ fn read_before(stream: &mut TcpStream, mut bytes: &mut [u8], until: Instant) -> 
         }
     }
     Ok(())
-}
-
-pub(super) fn failed(what: &str, error: io::Error) -> Error {
-    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, what).retry(Retry::After).caused_by(error)
 }

@@ -14,6 +14,10 @@ mod results;
 mod server;
 mod udp;
 
+use std::io;
+
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+
 pub use self::client::{Iperf3Outcome, Iperf3Test, Iperf3Transport, run};
 pub(crate) use self::server::{Iperf3Server, Served};
 pub use self::udp::DatagramReport;
@@ -26,3 +30,8 @@ const COOKIE_BYTES: usize = 37;
 
 /// Cookie of a test. A stream of the test begins with it.
 type Cookie = [u8; COOKIE_BYTES];
+
+/// Returns the error of a connection that failed while `what` was tried.
+fn failed(what: &str, error: io::Error) -> Error {
+    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, what).retry(Retry::After).caused_by(error)
+}

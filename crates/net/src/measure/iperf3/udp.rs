@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use sterna_proto::Error;
 
-use super::control::failed;
+use super::failed;
 use crate::measure::flow::Role;
 
 /// Greeting of a stream, and its reply, in the byte order of the host. Source: UDP_CONNECT_MSG, UDP_CONNECT_REPLY and
