@@ -16,7 +16,8 @@ use tracing::Level;
 use super::limiter::{Kind, Origin, cut, warn_operator};
 use super::{Agent, Shared, TICK, spawn, why_not_listening};
 use crate::measure::STREAMS_MAX;
-use crate::measure::iperf3::{Iperf3Server, Served};
+use crate::measure::iperf3::{self, Iperf3Server};
+use crate::measure::ndt7::{self, Ndt7Server};
 
 /// Maximum number of connections of a port. Reason: the streams of a test, its control, and some that are refused.
 const GUESTS_MAX: usize = STREAMS_MAX as usize + 16;
@@ -29,6 +30,18 @@ impl Agent {
     pub fn answer_iperf3(&self, listen: SocketAddr) -> Result<SocketAddr, Error> {
         let server = Iperf3Server(Arc::clone(&self.shared.measurements));
         self.shared.open_port("iperf3", listen, move |shared, stream, from| shared.serve_iperf3(&server, stream, from))
+    }
+}
+
+impl Agent {
+    /// Answers clients of NDT7 at an address from now on, over TLS with the certificate of the agent and without TLS,
+    /// one test at a time and never beside another measurement. Returns the address. Everybody who reaches the address
+    /// can use it.
+    ///
+    /// Errors: the port is in use, or the process has no permission to use it.
+    pub fn answer_ndt7(&self, listen: SocketAddr) -> Result<SocketAddr, Error> {
+        let server = Ndt7Server::new(Arc::clone(&self.shared.measurements), &self.shared.identity)?;
+        self.shared.open_port("NDT7", listen, move |shared, stream, from| shared.serve_ndt7(&server, stream, from))
     }
 }
 
@@ -100,18 +113,32 @@ impl Shared {
     fn serve_iperf3(&self, server: &Iperf3Server, stream: TcpStream, from: SocketAddr) {
         let log = |line: &str| self.log_guest(Level::INFO, &format!("{from}: {line}"));
         match server.serve(stream, from, &log) {
-            Ok(Served::Stream) => {}
-            Ok(Served::Test(line)) => log(&line),
-            Ok(Served::Busy) => {
-                self.log_stranger_detail(&format!("{from}: an iperf3 test refused: a measurement is under way"));
-            }
+            Ok(iperf3::Served::Stream) => {}
+            Ok(iperf3::Served::Test(line)) => log(&line),
+            Ok(iperf3::Served::Busy) => self.log_busy(from, "an iperf3"),
+            Err(error) => self.log_guest_error(from, "an iperf3", &error),
+        }
+    }
+
+    fn serve_ndt7(&self, server: &Ndt7Server, stream: TcpStream, from: SocketAddr) {
+        let log = |line: &str| self.log_guest(Level::INFO, &format!("{from}: {line}"));
+        match server.serve(stream, from, &log) {
+            Ok(ndt7::Served::Test(line)) => log(&line),
+            Ok(ndt7::Served::Busy) => self.log_busy(from, "an NDT7"),
+            Err(error) => self.log_guest_error(from, "an NDT7", &error),
+        }
+    }
+
+    fn log_busy(&self, from: SocketAddr, tool: &str) {
+        self.log_stranger_detail(&format!("{from}: {tool} test refused: a measurement is under way"));
+    }
+
+    fn log_guest_error(&self, from: SocketAddr, tool: &str, error: &Error) {
+        let line = format!("{from}: {tool} test failed: {}", cut(&error.chain()));
+        match error.kind {
             // Scanners of ports and clients that leave.
-            Err(error) if error.kind == ErrorKind::Unreachable => {
-                self.log_stranger_detail(&format!("{from}: {}", cut(&error.chain())));
-            }
-            Err(error) => {
-                self.log_guest(Level::WARN, &format!("{from}: an iperf3 test refused: {}", cut(&error.chain())))
-            }
+            ErrorKind::Unreachable => self.log_stranger_detail(&line),
+            _ => self.log_guest(Level::WARN, &line),
         }
     }
 

@@ -158,7 +158,7 @@ fn is_timeout(error: &io::Error) -> bool {
 }
 
 /// Samples streams until the flow is over.
-fn sample(streams: &[Arc<TcpStream>], start: Instant, is_over: &AtomicBool) -> FlowReport {
+pub(super) fn sample(streams: &[Arc<TcpStream>], start: Instant, is_over: &AtomicBool) -> FlowReport {
     let mut report =
         FlowReport { streams: streams.iter().map(|stream| describe(stream)).collect(), ..Default::default() };
     let (mut turn, mut before) = (0, start);

@@ -8,12 +8,14 @@
 //! An agent takes part in one measurement at a time, only with authorized peers. Each flow has a time and a maximum of
 //! bytes. Refuses to judge what it observes.
 
+mod again;
 mod channel;
 mod client;
 mod flow;
 mod host;
 pub mod iperf3;
 pub mod message;
+pub mod ndt7;
 mod packets;
 mod serve;
 mod stamp;

@@ -5,6 +5,7 @@ mod grants;
 mod iperf3;
 mod leaving;
 mod measure;
+mod ndt7;
 mod packets;
 mod probes;
 mod queries;

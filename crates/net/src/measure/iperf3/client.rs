@@ -17,6 +17,7 @@ use super::results::{Ends, tcp_result, udp_result};
 use super::udp::{self, Counts, DatagramReport, Datagrams, Times};
 use super::{COOKIE_BYTES, Cookie, failed};
 use crate::client::dial::resolve;
+use crate::measure::again::until_begun;
 use crate::measure::flow::{self, Role};
 use crate::measure::message::{FlowReport, FlowSpec, SocketSettings};
 use crate::measure::{STREAMS_MAX, TIME_MAX};
@@ -24,10 +25,6 @@ use crate::measure::{STREAMS_MAX, TIME_MAX};
 /// Time of the connect and of each message of a server. Reason: some round trips with losses; a server that sends data
 /// answers behind its queue.
 const MESSAGE_TIME_MAX: Duration = Duration::from_secs(30);
-
-/// Pauses before further tries to begin a test. Reason: after each test, iperf3 ends it and closes its port for some
-/// milliseconds, and the next test of a run comes at once.
-const BUSY_PAUSES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1)];
 
 /// Maximum size of results in bytes. Reason: 64 streams and the text of the server.
 const RESULTS_BYTES_MAX: u32 = 1 << 20;
@@ -93,15 +90,8 @@ pub struct Iperf3Outcome {
 /// Errors: `Usage`; `Busy`: the server runs another test; `Denied`: it refuses this one; `Unreachable`; `Protocol`.
 pub fn run(server: &HostPort, local: Option<IpAddr>, test: &Iperf3Test) -> Result<Iperf3Outcome, Error> {
     check(test)?;
-    let mut pauses = BUSY_PAUSES.into_iter();
-    let mut session = loop {
-        match (Session::open(server, local, test), pauses.next()) {
-            (Err(error), Some(pause)) if matches!(error.kind, ErrorKind::Busy | ErrorKind::Unreachable) => {
-                thread::sleep(pause);
-            }
-            (opened, _) => break opened.map_err(|error| error.named(server.clone()))?,
-        }
-    };
+    let begun = until_begun(|| Session::open(server, local, test));
+    let mut session = begun.map_err(|error| error.named(server.clone()))?;
     session.run().map_err(|error| error.named(server.clone()))
 }
 

@@ -1,0 +1,191 @@
+//! WebSocket of a test over TCP or TLS. Every wait has an end, so that no peer can hold a test.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rustix::net::RecvFlags;
+use rustls::{ClientConnection, ServerConnection, StreamOwned};
+use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
+use tungstenite::protocol::frame::coding::CloseCode;
+use tungstenite::protocol::{CloseFrame, WebSocketConfig};
+use tungstenite::{Bytes, Message, WebSocket};
+
+use super::RECEIVED_BYTES_MAX;
+
+/// Shortest timeout of a socket: 0 is none.
+const TIMEOUT_MIN: Duration = Duration::from_millis(1);
+
+/// Socket whose calls end at a moment, with `WouldBlock`.
+pub(super) struct Bounded {
+    pub(super) socket: TcpStream,
+    /// End of every call.
+    pub(super) until: Instant,
+    /// False: a read takes only data that has arrived.
+    pub(super) waits: bool,
+}
+
+impl Bounded {
+    /// Takes a connection, for a handshake that ends at a moment.
+    pub(super) fn new(socket: TcpStream, until: Instant) -> Self {
+        Self { socket, until, waits: true }
+    }
+
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(left.max(TIMEOUT_MIN)) }
+    }
+}
+
+impl Read for Bounded {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        if !self.waits {
+            return Ok(rustix::net::recv(&self.socket, bytes, RecvFlags::DONTWAIT)?.0);
+        }
+        loop {
+            self.socket.set_read_timeout(Some(self.left()?))?;
+            match self.socket.read(bytes) {
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            self.socket.set_write_timeout(Some(self.left()?))?;
+            match self.socket.write(bytes) {
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Connection of a test.
+pub(super) trait Wire: Read + Write + Send {
+    fn bounded(&mut self) -> &mut Bounded;
+}
+
+impl Wire for Bounded {
+    fn bounded(&mut self) -> &mut Bounded {
+        self
+    }
+}
+
+impl Wire for StreamOwned<ClientConnection, Bounded> {
+    fn bounded(&mut self) -> &mut Bounded {
+        &mut self.sock
+    }
+}
+
+impl Wire for StreamOwned<ServerConnection, Bounded> {
+    fn bounded(&mut self) -> &mut Bounded {
+        &mut self.sock
+    }
+}
+
+/// Message of the peer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Incoming {
+    /// Binary message, with its size.
+    Data(u64),
+    /// Measurement.
+    Text(String),
+    /// None, in the given time.
+    Nothing,
+    /// The peer has closed the connection, in order or not.
+    Closed,
+}
+
+/// WebSocket of a test.
+pub(super) struct Session(pub(super) WebSocket<Box<dyn Wire>>);
+
+impl Session {
+    /// Returns the next message: waits for it until a moment, or takes one that has arrived.
+    ///
+    /// Errors: `Protocol`.
+    pub(super) fn incoming(&mut self, until: Option<Instant>) -> Result<Incoming, Error> {
+        let bounded = self.0.get_mut().bounded();
+        bounded.waits = until.is_some();
+        if let Some(until) = until {
+            bounded.until = until;
+        }
+        match self.0.read() {
+            Ok(Message::Binary(data)) => Ok(Incoming::Data(data.len() as u64)),
+            Ok(Message::Text(text)) => Ok(Incoming::Text(text.as_str().to_owned())),
+            Ok(Message::Close(_)) => {
+                // The answer to a close; the peer may be gone.
+                let _ = self.0.flush();
+                Ok(Incoming::Closed)
+            }
+            Ok(_) => Ok(Incoming::Nothing),
+            Err(error) => of_failure(error),
+        }
+    }
+
+    /// Sends a binary message before a moment. Returns false if the time is over, or the peer has closed the
+    /// connection.
+    pub(super) fn send(&mut self, data: &Bytes, until: Instant) -> Result<bool, Error> {
+        self.0.get_mut().bounded().until = until;
+        self.sent(Message::Binary(data.clone()))
+    }
+
+    /// Sends a measurement.
+    pub(super) fn send_text(&mut self, json: String, until: Instant) -> Result<bool, Error> {
+        self.0.get_mut().bounded().until = until;
+        self.sent(Message::text(json))
+    }
+
+    fn sent(&mut self, message: Message) -> Result<bool, Error> {
+        match self.0.send(message) {
+            Ok(()) => Ok(true),
+            Err(error) => of_failure(error).map(|_| false),
+        }
+    }
+
+    /// Closes the connection: waits until a moment for the peer's close, and drops its data.
+    pub(super) fn close(&mut self, until: Instant) {
+        self.0.get_mut().bounded().until = until;
+        // The peer may be gone.
+        let _ = self.0.close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }));
+        let _ = self.0.flush();
+        while Instant::now() < until && !matches!(self.incoming(Some(until)), Ok(Incoming::Closed) | Err(_)) {}
+    }
+}
+
+/// Returns the message that an error stands for. Errors: `Protocol`.
+fn of_failure(error: tungstenite::Error) -> Result<Incoming, Error> {
+    use tungstenite::Error::{AlreadyClosed, ConnectionClosed, Io, Protocol};
+    use tungstenite::error::ProtocolError::{ResetWithoutClosingHandshake, SendAfterClosing};
+    match error {
+        Io(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Incoming::Nothing),
+        // The specification tolerates an end without a close. A breach of TLS comes as `InvalidData`.
+        Io(error) if error.kind() != io::ErrorKind::InvalidData => Ok(Incoming::Closed),
+        ConnectionClosed | AlreadyClosed | Protocol(ResetWithoutClosingHandshake | SendAfterClosing) => {
+            Ok(Incoming::Closed)
+        }
+        error => Err(Error::protocol("a message of an NDT7 test").caused_by(error)),
+    }
+}
+
+/// Returns the limits of a WebSocket.
+pub(super) fn config() -> WebSocketConfig {
+    WebSocketConfig::default().max_message_size(Some(RECEIVED_BYTES_MAX)).max_frame_size(Some(RECEIVED_BYTES_MAX))
+}
+
+/// Returns the error of a connection that failed while `what` was tried.
+pub(super) fn failed(what: &str, error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, what).retry(Retry::After).caused_by(error)
+}
+
+/// Returns the error of a handshake that was not over in time.
+pub(super) fn late(what: &str) -> Error {
+    failed(what, io::Error::from(io::ErrorKind::TimedOut))
+}
