@@ -80,6 +80,7 @@ test)
     [ "$plugins" != 0 ] || wanted+=(xrootd-server-plugins)
     install_packages "${wanted[@]}" || say "the tests of transfers between storages will fail"
     scripts/fts3-client.sh || say "the tests of the service with the FTS3 client will fail"
+    scripts/ndt7-client.sh || say "the tests with the NDT7 client will be left out"
     scripts/schemathesis.sh || say "the tests of the descriptions of the service will fail"
     ;;
 demo)

@@ -68,6 +68,9 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     if let Some(listen) = flags.iperf3 {
         agent.answer_iperf3(listen)?;
     }
+    if let Some(listen) = flags.ndt7 {
+        agent.answer_ndt7(listen)?;
+    }
     let link = link.map(|link| Link::start(Arc::clone(&agent), link)).transpose()?;
     let stopped = Arc::clone(&agent);
     let wait = move || {

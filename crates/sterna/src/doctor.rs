@@ -3,6 +3,7 @@
 mod bundle;
 mod examine;
 mod iperf3;
+mod ndt7;
 mod tools;
 
 use sterna_doctor::kernel::KernelVersion;
@@ -21,6 +22,7 @@ pub fn run(flags: &DoctorFlags) -> Result<u8, Error> {
         Some(DoctorCommand::Compare(flags)) => bundle::compare(flags),
         None => match tools::tool_of(&flags.examine)? {
             Some(tools::Tool::Iperf3(server)) => iperf3::run(&server, &flags.examine),
+            Some(tools::Tool::Ndt7(server, security)) => ndt7::run(&server, security, &flags.examine),
             None => examine::run(&flags.examine),
         },
     }

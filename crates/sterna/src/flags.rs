@@ -200,6 +200,10 @@ pub struct AgentFlags {
     /// authentication: give an address that only friends reach (default: none)
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = parse_listen_for_iperf3)]
     pub iperf3: Option<SocketAddr>,
+    /// Answer clients of NDT7 at this address, with TLS and without, one test at a time; the default port is 443. NDT7
+    /// has no authentication: give an address that only friends reach (default: none)
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = parse_listen_for_ndt7)]
+    pub ndt7: Option<SocketAddr>,
     /// Wait this long for a client that has lost all connections; received data stays for a later run
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_time)]
     pub linger: std::time::Duration,
@@ -522,6 +526,11 @@ fn parse_listen_for_jobs(text: &str) -> Result<SocketAddr, String> {
 /// Reads the same for clients of iperf3.
 fn parse_listen_for_iperf3(text: &str) -> Result<SocketAddr, String> {
     parse_listen_with(text, sterna_net::measure::iperf3::IPERF3_PORT)
+}
+
+/// Reads the same for clients of NDT7.
+fn parse_listen_for_ndt7(text: &str) -> Result<SocketAddr, String> {
+    parse_listen_with(text, sterna_net::measure::ndt7::NDT7_PORT)
 }
 
 fn parse_listen_with(text: &str, port: u16) -> Result<SocketAddr, String> {

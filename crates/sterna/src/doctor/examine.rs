@@ -68,7 +68,7 @@ fn target(flags: &ExamineFlags) -> Result<RemoteLocation, Error> {
         Location::Remote(remote) => Ok(remote),
         _ => {
             let text = format!(
-                "{} is no agent and no known tool: give sterna://HOST or iperf3://HOST, with :PORT if it is another",
+                "{} is no agent and no known tool: give sterna://HOST, iperf3://HOST or ndt7://HOST, with :PORT if it is another",
                 given.display()
             );
             Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))

@@ -70,7 +70,9 @@ fn lines(test: &Iperf3Test, outcome: &Iperf3Outcome) -> Vec<String> {
     match test.direction {
         DataDirection::Out => match sender_times(&outcome.near) {
             Some(times) => {
-                lines.push("  limits of this end, in shares of time by its kernel:".to_owned());
+                lines.push(
+                    "  limits of this end, in shares of time by its kernel (receive window: of the server):".to_owned(),
+                );
                 lines.extend(tools::limit_lines(&times));
             }
             None => lines.push("  this kernel does not count the limits of a sender".to_owned()),

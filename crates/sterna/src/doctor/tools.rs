@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use sterna_doctor::one_end::ReceiverView;
 use sterna_net::measure::TIME_MAX;
 use sterna_net::measure::iperf3::IPERF3_PORT;
+use sterna_net::measure::ndt7::{NDT7_CLEAR_PORT, NDT7_PORT, Ndt7Security};
 use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
@@ -22,6 +23,8 @@ const TIME_DEFAULT: Duration = Duration::from_secs(10);
 pub enum Tool {
     /// A server of iperf3.
     Iperf3(HostPort),
+    /// A server of NDT7.
+    Ndt7(HostPort, Ndt7Security),
 }
 
 /// Returns the tool that a location names; `None`: it is another location.
@@ -34,8 +37,16 @@ pub fn tool_of(flags: &ExamineFlags) -> Result<Option<Tool>, Error> {
     let host = |port| HostPort::parse(authority, port).map_err(|why| usage(format!("{}: {why}", given.display())));
     Ok(match scheme {
         "iperf3" => Some(Tool::Iperf3(host(IPERF3_PORT)?)),
+        "ndt7" | "ndt7+ws" if flags.streams.is_some() || flags.udp.is_some() => {
+            return Err(usage("--streams and --udp are for iperf3: NDT7 has one connection over TCP".to_owned()));
+        }
+        "ndt7" => {
+            let security = flags.trust.map_or(Ndt7Security::Authorities, Ndt7Security::Key);
+            Some(Tool::Ndt7(host(NDT7_PORT)?, security))
+        }
+        "ndt7+ws" => Some(Tool::Ndt7(host(NDT7_CLEAR_PORT)?, Ndt7Security::Clear)),
         _ if flags.streams.is_some() || flags.direction.is_some() || flags.udp.is_some() => {
-            let text = "--streams, --direction and --udp are for iperf3://HOST; an examination of the path to an agent \
+            let text = "--streams, --direction and --udp are for iperf3://HOST and ndt7://HOST; an examination of the path to an agent \
                         decides them itself";
             return Err(usage(text.to_owned()));
         }

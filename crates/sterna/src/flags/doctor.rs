@@ -28,6 +28,7 @@ Examples:
                                                        # a page for the operators of the network, and its evidence
   sterna doctor compare before.json after.json         # what a fix changed
   sterna doctor iperf3://speed.example.org --streams 4 # a server of iperf3, up and down
+  sterna doctor ndt7://ndt.example.org                 # a server of NDT7
   sterna doctor plan --rate 10Gbit --rtt 148ms         # the arithmetic of a path, without a network";
 
 /// Flags of `sterna doctor`.
@@ -45,8 +46,8 @@ pub struct DoctorFlags {
 /// Flags of an examination of a path.
 #[derive(Debug, Args)]
 pub struct ExamineFlags {
-    /// Agent at the other end of the path, as sterna://HOST or sterna://HOST:PORT; or a server of iperf3, as
-    /// iperf3://HOST
+    /// Agent at the other end of the path, as sterna://HOST or sterna://HOST:PORT; or a server of iperf3 or NDT7, as
+    /// iperf3://HOST, ndt7://HOST, or ndt7+ws://HOST without TLS
     #[arg(value_name = "TARGET", required = true)]
     pub target: Option<OsString>,
     /// Time of the experiments (default: 60s, and up to 2min on paths above 200 ms)
@@ -67,7 +68,7 @@ pub struct ExamineFlags {
     /// With iperf3: number of streams at once (default: 1)
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=i64::from(STREAMS_MAX)))]
     pub streams: Option<u32>,
-    /// With iperf3: direction of the data (default: first up, then down)
+    /// With iperf3 and NDT7: direction of the data (default: first up, then down)
     #[arg(long, value_name = "DIRECTION")]
     pub direction: Option<ToolDirection>,
     /// With iperf3: send datagrams at this rate, without headers, instead of TCP

@@ -119,3 +119,63 @@ fn a_target_that_is_no_agent_is_named() {
     let said = String::from_utf8(shown.stderr).unwrap();
     assert!(shown.status.code() != Some(0) && said.contains("no bundle of the doctor"), "{said}");
 }
+
+#[test]
+fn an_agent_answers_ndt7_and_our_client_shows_the_limits_of_both_kernels() {
+    let site = Site::new();
+    let (root, at) = (site.root(), format!("127.0.0.1:{}", free_port("127.0.0.1")));
+    let flags = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref(), "--ndt7".as_ref(), OsStr::new(&at)];
+    let agent = site.agent_with("127.0.0.1:0", &flags);
+    agent.wait_for_log("answers NDT7 clients at 127.0.0.1:");
+    let state = site.path("doctor-state");
+    let ndt7 = |target: &str, more: &[&str]| {
+        let mut command = Command::new(BINARY);
+        command.arg("doctor").arg(target).args(["--time", "10s", "--json", "--state"]).arg(&state).args(more);
+        command.output().unwrap()
+    };
+    let output = ndt7(&format!("ndt7://{at}"), &["--trust", &agent.fingerprint, "--max-rate", "400Mbit"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    for (index, direction) in ["forward", "reverse"].iter().enumerate() {
+        let flow = &report["flows"][index];
+        assert_eq!(flow["direction"], *direction);
+        assert!(flow["measured_bps"].as_u64().unwrap() > 1_000_000, "{flow}");
+        let limits = flow["limits"].as_object().unwrap();
+        let sum: f64 = limits.values().map(|share| share.as_f64().unwrap()).sum();
+        assert!((sum - 1.0).abs() < 1e-6, "{limits:?}");
+        assert!(flow["server_kernel"]["BytesReceived"].as_u64().unwrap() > 0, "{flow}");
+    }
+    agent.wait_for_log("an NDT7 download has ended");
+    for (target, more, code, expected) in [
+        (format!("ndt7://{at}"), &[][..], 6, "--trust FINGERPRINT"),
+        (format!("ndt7+ws://{at}"), &["--streams", "2"], 2, "--streams"),
+    ] {
+        let output = ndt7(&target, more);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(code) && said.contains(expected), "{target}: {:?} {said}", output.status);
+    }
+}
+
+#[test]
+fn the_ndt7_client_of_measurement_lab_measures_with_an_agent() {
+    let client = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/ndt7-client/run.cjs");
+    if !client.exists() {
+        println!("skipped: scripts/ndt7-client.sh installs the client");
+        return;
+    }
+    let site = Site::new();
+    let (root, at) = (site.root(), format!("127.0.0.1:{}", free_port("127.0.0.1")));
+    let flags = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref(), "--ndt7".as_ref(), OsStr::new(&at)];
+    let agent = site.agent_with("127.0.0.1:0", &flags);
+    for protocol in ["ws", "wss"] {
+        let output = Command::new("node").arg(&client).args([&at, protocol]).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+        assert_eq!((&report["code"], &report["errors"]), (&0.into(), &Value::Array(vec![])), "{protocol}");
+        for test in ["download", "upload"] {
+            let server = &report[test]["LastServerMeasurement"];
+            assert_eq!((&server["Origin"], &server["Test"]), (&"server".into(), &test.into()), "{protocol}");
+            assert!(server["AppInfo"]["NumBytes"].as_u64().unwrap() > 1_000_000, "{protocol} {test}: {server}");
+            assert!(server["TCPInfo"]["RTT"].as_u64().is_some(), "{protocol} {test}: {server}");
+        }
+    }
+    drop(agent);
+}
