@@ -67,10 +67,7 @@ fn target(flags: &ExamineFlags) -> Result<RemoteLocation, Error> {
     match Location::parse(&given)? {
         Location::Remote(remote) => Ok(remote),
         _ => {
-            let text = format!(
-                "{} is no agent and no known tool: give sterna://HOST, iperf3://HOST or ndt7://HOST, with :PORT if it is another",
-                given.display()
-            );
+            let text = format!("{} is no agent: give sterna://HOST, iperf3://HOST or ndt7://HOST", given.display());
             Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
         }
     }

@@ -28,6 +28,7 @@ mod resume;
 mod site;
 mod strangers;
 mod third_party;
+mod tools;
 mod tree;
 mod web;
 mod webserver;

@@ -3,8 +3,8 @@
 //!
 //! A test is one connection in one direction, up to [`TEST_TIME`]. Its sender sends binary messages. Both ends may send
 //! measurements as JSON, with the counters of their kernel. So a client that receives sees the limits of the sender.
-//! Source: version 0.11 of the specification in `m-lab/ndt-server`. Refuses to look servers up at Measurement Lab, whose
-//! policy makes tests public.
+//! Source: version 0.11 of the specification in `m-lab/ndt-server`. Refuses to look servers up at Measurement Lab,
+//! whose policy makes tests public.
 
 mod client;
 mod load;

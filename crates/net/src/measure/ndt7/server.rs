@@ -82,6 +82,7 @@ impl Ndt7Server {
         let until = Instant::now() + HANDSHAKE_TIME_MAX;
         let wire = self.wire(stream, until)?;
         let mut asked = None;
+        #[allow(clippy::result_large_err, reason = "the type is that of the library")]
         let callback = |request: &Request, response: Response| {
             let answer = self.answer(request, from);
             let reply = reply(&answer, response);
