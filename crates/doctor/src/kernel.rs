@@ -101,6 +101,16 @@ pub fn send_buffer_for(in_flight: ByteCount) -> ByteCount {
     whole(in_flight, SEND_SHARE)
 }
 
+/// Returns the command that sets the maximum of the receive buffer.
+pub fn receive_setting(max: ByteCount) -> String {
+    format!("sysctl -w net.ipv4.tcp_rmem='4096 131072 {}'", max.0)
+}
+
+/// Returns the command that sets the maximum of the send buffer.
+pub fn send_setting(max: ByteCount) -> String {
+    format!("sysctl -w net.ipv4.tcp_wmem='4096 16384 {}'", max.0)
+}
+
 fn part(of: ByteCount, ratio: f64) -> u64 {
     (of.0 as f64 * ratio) as u64
 }

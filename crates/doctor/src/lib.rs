@@ -6,12 +6,14 @@
 //! [`facts`] of both directions into verdicts, and a [`report`] shows them.
 //!
 //! Everything but [`run`] is pure: it reads no clock and opens no socket. Also pure, and without a network: window
-//! arithmetic of kernels ([`kernel`]), response functions ([`response`]), and the [`plan`] of a path.
+//! arithmetic of kernels ([`kernel`]), response functions ([`response`]), and the [`plan`] of a path; and on one host, the
+//! observation of connections ([`watch`]) and of settings ([`host`]).
 
 pub mod bundle;
 pub mod ceiling;
 pub mod evidence;
 pub mod facts;
+pub mod host;
 pub mod kernel;
 pub mod one_end;
 pub mod plan;
@@ -22,4 +24,5 @@ pub mod run;
 pub mod steps;
 pub mod verdict;
 pub mod view;
+pub mod watch;
 mod words;

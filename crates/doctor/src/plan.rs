@@ -149,21 +149,21 @@ pub fn lines(wish: &Wish, plan: &Plan) -> Vec<String> {
     };
     let defaults = Buffers::default_of(*kernel);
     // A setting below the default would take something away.
-    let set = |setting: &str, middle: u32, most: u64, default: ByteCount| match most <= default.0 {
+    let set = |setting: fn(ByteCount) -> String, most: u64, default: ByteCount| match most <= default.0 {
         true => format!("      the default of this kernel, {default}, is enough"),
-        false => format!("      sysctl -w net.ipv4.{setting}='4096 {middle} {most}'"),
+        false => format!("      {}", setting(ByteCount(most))),
     };
     let mut lines = vec![
         format!("{rate} over {}{loss}, segments of {} bytes, kernel {kernel}", readable_time(path.rtt), path.mss),
         row("window", bytes(plan.window_bytes).to_string(), "fills the path"),
         row("receive buffer", bytes(plan.receive_buffer_bytes).to_string(), "at the receiver, at least:"),
-        set("tcp_rmem", 131_072, plan.receive_buffer_bytes, defaults.receive_max),
+        set(kernel::receive_setting, plan.receive_buffer_bytes, defaults.receive_max),
         row(
             "send buffer",
             bytes(plan.send_buffer_bytes).to_string(),
             "at the sender; twice that, if the path loses packets:",
         ),
-        set("tcp_wmem", 16_384, plan.send_buffer_with_recovery_bytes, defaults.send_max),
+        set(kernel::send_setting, plan.send_buffer_with_recovery_bytes, defaults.send_max),
         row("connections", streams, "fill the path with the kernel's default buffers"),
         row("slow start", time(plan.ramp_s), "until one connection fills the path"),
         row(

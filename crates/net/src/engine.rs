@@ -44,6 +44,7 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 pub use crate::cancel::{Cancel, OnCancel};
 pub use crate::client::probe::ProbeSpec;
 pub use crate::client::query::Answers;
+pub use crate::client::recorded_paths;
 pub use crate::client::spec::{
     CopyEvent, CopyKind, CopyProgress, CopySpec, CopySummary, Granted, MEMORY_DEFAULT, PathOptions, PathPlan,
     ReplicaSummary, Trust, UnreachedPath, ViaChoice,

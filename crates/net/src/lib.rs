@@ -29,6 +29,7 @@ pub mod sink;
 pub mod source;
 pub mod sys;
 mod thread_clock;
+pub mod tuning;
 mod wake;
 pub mod web;
 

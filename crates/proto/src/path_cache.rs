@@ -89,6 +89,11 @@ impl PathRecords {
         text
     }
 
+    /// Returns all records that are young enough at `now`, seconds since 1970.
+    pub fn young(&self, now: u64) -> Vec<PathRecord> {
+        self.records.iter().filter(|record| record.age(now) <= KEPT).copied().collect()
+    }
+
     /// Returns the records of a path that are young enough at `now`, the newest first.
     pub fn recall(&self, key: &PathKey, now: u64) -> Vec<PathRecord> {
         let mut found: Vec<PathRecord> =

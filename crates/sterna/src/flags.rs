@@ -23,7 +23,8 @@ pub mod service;
 
 use config::ConfigFlags;
 pub use doctor::{
-    CompareFlags, DoctorCommand, DoctorFlags, ExamineFlags, PlanFlags, ReportFiles, ShowFlags, ToolDirection,
+    CompareFlags, DoctorCommand, DoctorFlags, DoctorWatchFlags, ExamineFlags, HostFlags, PlanFlags, ReportFiles,
+    ShowFlags, ToolDirection,
 };
 use duration::parse_time;
 use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};

@@ -13,4 +13,4 @@ pub mod submit;
 pub mod watch;
 
 mod client;
-mod table;
+pub mod table;

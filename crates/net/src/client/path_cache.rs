@@ -62,6 +62,11 @@ impl PathCache {
     }
 }
 
+/// Returns the records of all paths in a state directory. Returns none if the file cannot be read.
+pub fn recorded_paths(state_dir: &Path) -> Vec<PathRecord> {
+    PathCache::new(state_dir).read().young(unix_time())
+}
+
 /// Returns the seconds since 1970.
 pub(super) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())

@@ -89,7 +89,7 @@ pub(super) fn temporary_beside(path: &Path) -> std::io::Result<PathBuf> {
 }
 
 /// Makes the names in the directory of `path` durable.
-pub(super) fn sync_dir_of(path: &Path) -> std::io::Result<()> {
+pub(crate) fn sync_dir_of(path: &Path) -> std::io::Result<()> {
     let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(dir)?.sync_all()
 }

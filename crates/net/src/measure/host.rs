@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::thread::available_parallelism;
 
+use sterna_proto::ByteCount;
+
 use super::message::{HostFacts, VERSION};
 
 /// Settings of the kernel that bear on transfers.
@@ -49,6 +51,21 @@ pub fn facts() -> HostFacts {
         settings: SETTINGS.iter().filter_map(setting).collect::<BTreeMap<_, _>>(),
         may_force_buffers: has_capability(CAP_NET_ADMIN),
     }
+}
+
+/// Returns the memory of this host; zero if it cannot be read.
+pub fn memory() -> ByteCount {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
+    ByteCount(total.unwrap_or(0_u64).saturating_mul(1024))
+}
+
+/// Returns the packets that this host has dropped since its start because its queue of arrived packets was full.
+pub fn backlog_drops() -> u64 {
+    // One line for each processor, in hexadecimal; the second number counts drops.
+    let text = fs::read_to_string("/proc/net/softnet_stat").unwrap_or_default();
+    let drops = |line: &str| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok();
+    text.lines().filter_map(drops).sum()
 }
 
 /// Returns true if the process has a capability in its effective set.

@@ -5,30 +5,36 @@
 //! authenticate by TLS, and then use as a bare TCP connection. So the cost of encryption does not limit what is
 //! measured. The data is generated, and the receiver discards it.
 //!
+//! The passive half needs no agent: [`Connections`] reads every TCP connection of this host.
+//!
 //! An agent takes part in one measurement at a time, only with authorized peers. Each flow has a time and a maximum of
 //! bytes. Refuses to judge what it observes.
 
 mod again;
 mod channel;
 mod client;
+mod connections;
 mod flow;
 mod host;
 pub mod iperf3;
 pub mod message;
 pub mod ndt7;
 mod packets;
+mod processes;
 mod serve;
 mod stamp;
 
 use std::time::Duration;
 
 pub use self::client::{FlowPair, Measurement};
-pub use self::host::facts as host_facts;
+pub use self::connections::{Connection, Connections};
+pub use self::host::{backlog_drops, facts as host_facts, memory};
 pub use self::message::{
     EchoPort, EchoReport, EchoSpec, FlowReport, FlowSample, FlowSpec, HostFacts, PortCount, SizeCount, SocketSettings,
     StreamReport, TrainBin, TrainReport, TrainSpec,
 };
 pub use self::packets::{StampReflector, stamp_echoes};
+pub use self::processes::{Process, family_of, is_in_other_network, sockets_of};
 pub(crate) use self::serve::{Measurements, is_measurement};
 
 /// Application protocol of measurements. It contains the version of the framing.

@@ -57,23 +57,30 @@ pub struct SocketMemory {
     pub dropped_packets: u32,
 }
 
+impl SocketMemory {
+    /// Parses the array of the kernel. Numbers that lie beyond the end of `bytes` are zero.
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
+        let value = |index: usize| {
+            let number = bytes.get(index * 4..index * 4 + 4).and_then(|bytes| bytes.try_into().ok());
+            number.map_or(0, u32::from_ne_bytes)
+        };
+        let size = |index| ByteCount(u64::from(value(index)));
+        Self {
+            receive_used: size(0),
+            receive_limit: size(1),
+            send_used: size(2),
+            send_limit: size(3),
+            send_queued: size(5),
+            dropped_packets: value(8),
+        }
+    }
+}
+
 /// Reads the memory use of a socket. Errors: those of the system; kernels before 4.12 do not have this option.
 pub fn socket_memory(socket: &impl AsFd) -> io::Result<SocketMemory> {
     let mut values = [0; 9 * 4];
     let length = get(socket, libc::SOL_SOCKET, SO_MEMINFO, &mut values)?;
-    let value = |index: usize| {
-        let bytes = values[..length].get(index * 4..index * 4 + 4).and_then(|bytes| bytes.try_into().ok());
-        bytes.map_or(0, u32::from_ne_bytes)
-    };
-    let bytes = |index| ByteCount(u64::from(value(index)));
-    Ok(SocketMemory {
-        receive_used: bytes(0),
-        receive_limit: bytes(1),
-        send_used: bytes(2),
-        send_limit: bytes(3),
-        send_queued: bytes(5),
-        dropped_packets: value(8),
-    })
+    Ok(SocketMemory::parse(&values[..length]))
 }
 
 /// Reads an option into `value`. Returns the number of bytes that the kernel wrote.

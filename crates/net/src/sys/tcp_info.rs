@@ -16,6 +16,10 @@ const OPTION_TIMESTAMPS: u8 = 1;
 const OPTION_SACK: u8 = 2;
 const OPTION_WINDOW_SCALE: u8 = 4;
 
+/// Part of a window that arrives in a round trip of a connection that the window limits. Reason: the smallest round
+/// trip is a little shorter than those in which data arrived.
+const WINDOW_FULL: f64 = 0.8;
+
 /// Snapshot of `struct tcp_info`. A field is `None` if the kernel is older than the field.
 ///
 /// Source of fields and offsets: include/uapi/linux/tcp.h. The length that the kernel returns decides which fields
@@ -126,8 +130,20 @@ pub fn tcp_info(socket: &impl AsFd) -> io::Result<TcpInfo> {
 }
 
 impl TcpInfo {
+    /// Returns true if, since `before`, as much arrived in each round trip as the window of this end allows. `time`:
+    /// time between the two.
+    pub fn fills_window(&self, before: &Self, time: Duration) -> bool {
+        let (Some(earlier), Some(came), Some(window)) = (before.bytes_received, self.bytes_received, self.rcv_wnd)
+        else {
+            return false;
+        };
+        let a_second = came.0.saturating_sub(earlier.0) as f64 / time.as_secs_f64();
+        let a_round_trip = a_second * self.min_rtt.unwrap_or_default().as_secs_f64();
+        window.0 > 0 && a_round_trip > window.0 as f64 * WINDOW_FULL
+    }
+
     /// Parses the fields that lie completely within `bytes`.
-    fn parse(bytes: &[u8]) -> Self {
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
         let raw = Raw(bytes);
         let micros = |offset| Duration::from_micros(u64::from(raw.u32(offset).unwrap_or(0)));
         let millis = |offset| Duration::from_millis(u64::from(raw.u32(offset).unwrap_or(0)));
@@ -245,6 +261,21 @@ mod tests {
         let cut = TcpInfo::parse(&bytes[..231]);
         assert!(cut.rcv_ooopack.is_some() && cut.snd_wnd.is_none(), "a field cut in half is not read");
         assert_eq!(TcpInfo::parse(&[]), TcpInfo::default());
+    }
+
+    #[test]
+    fn a_window_is_full_when_it_comes_in_every_round_trip() {
+        let info = |received| TcpInfo {
+            bytes_received: Some(ByteCount(received)),
+            rcv_wnd: Some(ByteCount(200_000)),
+            min_rtt: Some(Duration::from_millis(100)),
+            ..TcpInfo::default()
+        };
+        // 2 MB in a second are 200 kB in 100 ms.
+        assert!(info(2_000_000).fills_window(&info(0), Duration::from_secs(1)));
+        assert!(!info(1_000_000).fills_window(&info(0), Duration::from_secs(1)));
+        let old = TcpInfo { rcv_wnd: None, ..info(2_000_000) };
+        assert!(!old.fills_window(&info(0), Duration::from_secs(1)), "a kernel that does not report it");
     }
 
     #[test]

@@ -21,10 +21,6 @@ use ureq::{Error, Timeout};
 /// Interval at which a connection is measured while bytes are awaited. Reason: the same as for sterna lanes.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Part of a window that arrives in a round trip of a connection that the window limits. Reason: the smallest round
-/// trip is a little shorter than those in which data arrived.
-const WINDOW_FULL: f64 = 0.8;
-
 /// Measurements of all connections of a copy.
 #[derive(Debug, Default)]
 pub(super) struct Measured(Mutex<WebSample>);
@@ -223,7 +219,7 @@ impl Look {
         let waited = std::mem::take(&mut self.waited);
         let mut sample = measured.0.lock();
         sample.waited += waited;
-        if fills_window(&before, &info, now - at) {
+        if info.fills_window(&before, now - at) {
             sample.window_full += waited;
         }
         if info.rcv_ooopack > before.rcv_ooopack {
@@ -241,20 +237,8 @@ impl Look {
     }
 }
 
-/// Returns true if as much arrived in each round trip as the window allows.
-fn fills_window(before: &TcpInfo, now: &TcpInfo, time: Duration) -> bool {
-    let (Some(earlier), Some(came), Some(window)) = (before.bytes_received, now.bytes_received, now.rcv_wnd) else {
-        return false;
-    };
-    let a_second = came.0.saturating_sub(earlier.0) as f64 / time.as_secs_f64();
-    let a_round_trip = a_second * now.min_rtt.unwrap_or_default().as_secs_f64();
-    window.0 > 0 && a_round_trip > window.0 as f64 * WINDOW_FULL
-}
-
 #[cfg(test)]
 mod tests {
-    use sterna_proto::ByteCount;
-
     use super::*;
 
     #[test]
@@ -281,20 +265,5 @@ mod tests {
         assert!(matches!(read(&mut socket, Timeout::Connect), Err(Error::Timeout(Timeout::Connect))));
         // Once the connection is usable, other timeouts apply.
         assert!(read(&mut socket, Timeout::RecvResponse).unwrap());
-    }
-
-    #[test]
-    fn a_window_is_full_when_it_comes_in_every_round_trip() {
-        let info = |received| TcpInfo {
-            bytes_received: Some(ByteCount(received)),
-            rcv_wnd: Some(ByteCount(200_000)),
-            min_rtt: Some(Duration::from_millis(100)),
-            ..TcpInfo::default()
-        };
-        // 2 MB in a second are 200 kB in 100 ms.
-        assert!(fills_window(&info(0), &info(2_000_000), Duration::from_secs(1)));
-        assert!(!fills_window(&info(0), &info(1_000_000), Duration::from_secs(1)));
-        let old = TcpInfo { rcv_wnd: None, ..info(2_000_000) };
-        assert!(!fills_window(&info(0), &old, Duration::from_secs(1)), "a kernel that does not say");
     }
 }

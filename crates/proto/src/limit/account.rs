@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::path::{Flow, PathHistory, PolicedRate, WindowCause};
+use super::receiver::{ClosedWindow, ENGINE_BUSY, ReceiverKind, ReceiverView};
+use super::split::Split;
 use super::web::WebHistory;
 use super::{Facts, Limit, LimitReport, LimitTimes, ReceiverReport, WebSample};
 use crate::rate::RateState;
@@ -154,6 +156,8 @@ pub struct Accountant {
     recent: VecDeque<(Instant, LimitTimes)>,
     facts: Facts,
     judged: Vec<LaneJudgement>,
+    /// Cause of the window's size in the last interval.
+    cause: Option<WindowCause>,
     /// Part of the time of [`Limit::Cpu`] in which the receiver's processors were short.
     cpu_at_receiver: Duration,
     /// Part of the time of [`Limit::CongestionWindow`] in which the window still grew.
@@ -168,82 +172,6 @@ pub struct Accountant {
     /// one rate to detect a policer.
     unproven_loss: Duration,
     web: WebHistory,
-}
-
-/// Shares of time between the last two reports of the receiver.
-#[derive(Clone, Debug, Default)]
-struct ReceiverView {
-    last: Option<(Instant, ReceiverReport)>,
-    waiting: f64,
-    storage: f64,
-    compute: f64,
-    publishing: f64,
-    engine: f64,
-    delays: ReturnDelays,
-    /// Time of the last report with new packets that the receiving host dropped.
-    dropped: Option<Instant>,
-    /// Largest window that the receiver has announced, if it is a web server; `None`: it is an agent.
-    server: Option<ByteCount>,
-}
-
-/// Travel times of the receiver's reports. The clocks of the two ends differ by an unknown time; the shortest travel
-/// time cancels it.
-#[derive(Clone, Debug, Default)]
-struct ReturnDelays {
-    /// Time of the first report, by both clocks.
-    first: Option<(Instant, Duration)>,
-    /// Delays of the last few reports against the first one, in seconds.
-    latest: VecDeque<f64>,
-    /// Smallest delay of all reports, in seconds.
-    least: f64,
-}
-
-impl ReturnDelays {
-    fn add(&mut self, now: Instant, sent_at: Duration) {
-        if sent_at.is_zero() {
-            return;
-        }
-        let (first, first_sent) = *self.first.get_or_insert((now, sent_at));
-        let travelled =
-            now.saturating_duration_since(first).as_secs_f64() - (sent_at.as_secs_f64() - first_sent.as_secs_f64());
-        self.least = self.least.min(travelled);
-        self.latest.push_back(travelled);
-        if self.latest.len() > DELAYS_KEPT {
-            self.latest.pop_front();
-        }
-    }
-
-    /// Returns the time that packets wait in the return direction: the smallest delay of the last reports. A single
-    /// report may have waited for a busy host, or was lost and sent again.
-    fn queue(&self) -> Duration {
-        let least = self.latest.iter().copied().reduce(f64::min).unwrap_or(self.least);
-        Duration::try_from_secs_f64(least - self.least).unwrap_or_default()
-    }
-}
-
-/// Parts of an interval by limit; the sum is 1.
-#[derive(Clone, Copy, Debug, Default)]
-struct Split([f64; Limit::ALL.len()]);
-
-impl Split {
-    fn all(limit: Limit) -> Self {
-        let mut split = Self::default();
-        split.add(limit, 1.0);
-        split
-    }
-
-    fn add(&mut self, limit: Limit, part: f64) {
-        self.0[limit.index()] += part;
-    }
-
-    fn blend(&mut self, other: &Self, weight: f64) {
-        self.0.iter_mut().zip(other.0).for_each(|(ours, theirs)| *ours += theirs * weight);
-    }
-
-    fn largest(&self) -> Limit {
-        let largest = Limit::ALL.into_iter().max_by(|a, b| self.0[a.index()].total_cmp(&self.0[b.index()]));
-        largest.unwrap_or(Limit::NothingToSend)
-    }
 }
 
 /// Parts of an interval for one lane.
@@ -290,6 +218,8 @@ struct Before {
     second: (Instant, u64),
     /// Delivery rate in the last complete window.
     carried: BitRate,
+    /// Largest receive window so far; 0 unless it is a TCP lane.
+    window_max: ByteCount,
     /// Last time at which something came back on the lane, or nothing was in flight.
     heard: Instant,
 }
@@ -297,19 +227,20 @@ struct Before {
 impl Before {
     fn of(now: Instant, sample: LaneSample, before: Option<&Self>) -> Self {
         let heard = before.filter(|before| hears_nothing(&before.sample, &sample)).map_or(now, |before| before.heard);
-        let delivered = match &sample.transport {
-            TransportSample::Tcp(tcp) => tcp.delivered,
-            TransportSample::Quic(_) | TransportSample::InProcess => 0,
+        let (delivered, window) = match &sample.transport {
+            TransportSample::Tcp(tcp) => (tcp.delivered, tcp.receive_window),
+            TransportSample::Quic(_) | TransportSample::InProcess => (0, ByteCount(0)),
         };
-        let Some(Self { second: (since, bytes), carried, .. }) = before.copied() else {
-            return Self { at: now, sample, second: (now, delivered), carried: BitRate(0), heard };
-        };
+        let first = Self { at: now, sample, second: (now, delivered), carried: BitRate(0), window_max: window, heard };
+        let Some(before) = before else { return first };
+        let window_max = before.window_max.max(window);
+        let (since, bytes) = before.second;
         let elapsed = now.saturating_duration_since(since);
         if elapsed < SECOND {
-            return Self { at: now, sample, second: (since, bytes), carried, heard };
+            return Self { second: before.second, carried: before.carried, window_max, ..first };
         }
         let carried = BitRate::mean(ByteCount(delivered.saturating_sub(bytes)), elapsed);
-        Self { at: now, sample, second: (now, delivered), carried, heard }
+        Self { carried, window_max, ..first }
     }
 }
 
@@ -320,6 +251,8 @@ struct Change<'a> {
     now: &'a LaneSample,
     /// Delivery rate in the last complete second.
     carried: BitRate,
+    /// Largest receive window of the lane so far.
+    window_max: ByteCount,
     /// Time for which nothing has come back while data is in flight.
     silent: Duration,
 }
@@ -328,7 +261,17 @@ impl Accountant {
     /// Creates an accountant of a lane to a web server, which reports nothing: its windows show how it reads. Such a
     /// lane has nothing to do only while it waits for an answer.
     pub fn to_web_server() -> Self {
-        Self { receiver: ReceiverView { server: Some(ByteCount(0)), ..ReceiverView::default() }, ..Self::default() }
+        Self::to(ReceiverKind::Server { window: ByteCount(0) })
+    }
+
+    /// Creates an accountant of connections of other programs. Reports about the receiver come only if it is on this
+    /// host too; else its windows show how it reads.
+    pub fn of_strangers() -> Self {
+        Self::to(ReceiverKind::Stranger)
+    }
+
+    fn to(kind: ReceiverKind) -> Self {
+        Self { receiver: ReceiverView::of(kind), ..Self::default() }
     }
 
     /// Sets the given rate of the session.
@@ -358,10 +301,13 @@ impl Accountant {
         let changes: Vec<(LaneId, Change<'_>)> = lanes
             .iter()
             .filter_map(|(lane, sample)| {
-                let Before { at, sample: before, carried, .. } = before.get(lane)?;
+                let Before { at, sample: before, carried, window_max, .. } = before.get(lane)?;
                 let time = now.saturating_duration_since(*at);
                 let silent = now.saturating_duration_since(self.before.get(lane)?.heard);
-                (!time.is_zero()).then_some((*lane, Change { time, before, now: sample, carried: *carried, silent }))
+                (!time.is_zero()).then_some((
+                    *lane,
+                    Change { time, before, now: sample, carried: *carried, window_max: *window_max, silent },
+                ))
             })
             .collect();
         self.facts.lanes = self.facts.lanes.max(lanes.len() as u64);
@@ -434,11 +380,17 @@ impl Accountant {
         &self.judged
     }
 
+    /// Returns the cause of the window's size in the last interval; `None` before the first.
+    pub fn window_cause(&self) -> Option<WindowCause> {
+        self.cause
+    }
+
     fn judge(&mut self, now: Instant, changes: &[(LaneId, Change<'_>)], reading: &Split) {
         self.judged.clear();
         let Some(time) = changes.iter().map(|(_, change)| change.time).max() else { return };
         let flow = flow_of(changes, time, self.receiver.delays.queue());
         let cause = self.path.add(&flow);
+        self.cause = Some(cause);
         self.packets = (self.packets.0 + flow.sent, self.packets.1 + flow.lost);
         self.take_facts(changes, cause);
         let lanes: Vec<LaneSplit> =
@@ -548,81 +500,9 @@ impl Accountant {
         if facts.policed != known {
             facts.policed_over_quic = facts.is_quic;
         }
-        self.receiver.server.iter_mut().for_each(|window| *window = facts.receive_window);
-    }
-}
-
-impl ReceiverView {
-    fn update(&mut self, now: Instant, report: &ReceiverReport) {
-        self.delays.add(now, report.sent_at);
-        if self.last.map_or(0, |(_, last)| last.dropped) < report.dropped {
-            self.dropped = Some(now);
+        if let ReceiverKind::Server { window } = &mut self.receiver.kind {
+            *window = facts.receive_window;
         }
-        let Some((at, last)) = &self.last else {
-            self.last = Some((now, *report));
-            return;
-        };
-        let lanes = report.lane_time.saturating_sub(last.lane_time).as_secs_f64();
-        let elapsed = now.saturating_duration_since(*at).as_secs_f64();
-        // Reports that were delayed arrive together; they count as one.
-        if elapsed < REPORT_SPACING_MIN.as_secs_f64() {
-            return;
-        }
-        let share = |now: Duration, before: Duration, of: f64| {
-            if of > 0.0 { (now.saturating_sub(before).as_secs_f64() / of).min(1.0) } else { 0.0 }
-        };
-        self.waiting = if lanes > 0.0 { share(report.waiting, last.waiting, lanes) } else { 1.0 };
-        self.storage = share(report.storage, last.storage, lanes);
-        self.compute = (1.0 - self.waiting - self.storage).max(0.0);
-        self.publishing = share(report.publishing, last.publishing, elapsed);
-        self.engine = share(report.engine, last.engine, elapsed);
-        self.last = Some((now, *report));
-    }
-
-    /// Returns true if the receiver's threads hardly wait for data.
-    fn is_slow(&self) -> bool {
-        self.last.is_some() && self.waiting < RECEIVER_WAITS_MIN && self.storage + self.compute > 0.0
-    }
-
-    /// Returns true if the windows of all lanes are known and smaller than `bytes`.
-    fn announces_less_than(&self, bytes: ByteCount) -> bool {
-        self.last.as_ref().is_some_and(|(_, report)| (1..bytes.0).contains(&report.window.0))
-    }
-
-    /// Returns the limit of a lane whose window is closed, and that carries `rate`. A web server whose window has been
-    /// much larger than what a round trip brings reads late.
-    fn of_closed_window(&self, rate: BitRate, rtt: Duration) -> Limit {
-        let carried = rate.0 as f64 / 8.0 * rtt.as_secs_f64();
-        match self.server {
-            // A window that was never open carries nothing.
-            Some(window) if carried <= window.0 as f64 * WINDOW_FULL => Limit::DestinationDisk,
-            _ => Limit::ReceiveWindow,
-        }
-    }
-
-    /// Returns true if losses belong to the receiving host, which reported dropped packets a moment ago.
-    fn drops(&self, now: Instant) -> bool {
-        self.dropped.is_some_and(|at| now.saturating_duration_since(at) < OVERRUN_LASTS)
-    }
-
-    fn lacks_processor(&self) -> bool {
-        self.is_slow() && self.compute > self.storage || self.engine > ENGINE_BUSY
-    }
-
-    /// Returns the limits of the receiver's threads.
-    fn split(&self) -> Split {
-        let mut split = Split::default();
-        let busy = (self.storage + self.compute).max(f64::MIN_POSITIVE);
-        split.add(Limit::DestinationDisk, self.storage / busy);
-        split.add(Limit::Cpu, self.compute / busy);
-        split
-    }
-
-    /// Returns the rate of storage over the whole session; lanes wait for storage at the same time.
-    fn rate(&self, lanes: u64) -> BitRate {
-        self.last.as_ref().map_or(BitRate(0), |(_, report)| {
-            BitRate::mean(report.written, report.storage / lanes.max(1) as u32 + report.publishing)
-        })
     }
 }
 
@@ -706,7 +586,7 @@ fn is_sending(change: &Change<'_>) -> bool {
 /// lack of work.
 fn judge_idle(receiver: &ReceiverView) -> Split {
     Split::all(match () {
-        () if receiver.server.is_some() => Limit::DestinationDisk,
+        () if matches!(receiver.kind, ReceiverKind::Server { .. }) => Limit::DestinationDisk,
         () if receiver.publishing + receiver.storage >= PUBLISHING_MIN => Limit::DestinationDisk,
         () if receiver.compute.max(receiver.engine) >= PUBLISHING_MIN => Limit::Cpu,
         () => Limit::NothingToSend,
@@ -744,8 +624,11 @@ fn judge_tcp(
     let part =
         |now: Duration, before: Duration| (now.saturating_sub(before).as_secs_f64() / time.as_secs_f64()).min(1.0);
     let by_receiver = part(now.rwnd_limited, before.rwnd_limited);
+    // A program that waited for room writes again when a third of the buffer is free.
+    let has_window = now.in_flight.0 * 10 < now.window.0 * 9;
+    let full_from = if has_window { 6 } else { 8 };
     let fills_buffer = now.send_buffer.0 >= now.send_buffer_max.0 / 10 * 9
-        && now.send_queued.0 >= now.send_buffer.0 / 10 * 8
+        && now.send_queued.0 >= now.send_buffer.0 / 10 * full_from
         && now.unsent.0 * 8 < now.in_flight.0;
     let by_buffer = match now.send_buffer_max.0 > 0 && fills_buffer {
         true => 1.0 - by_receiver,
@@ -756,7 +639,14 @@ fn judge_tcp(
     let most = delivered.max(change.carried);
     let is_capped = now.cap.is_some_and(|cap| most.0 as f64 > cap.0 as f64 * AT_CAP);
     let mut split = Split::default();
-    let closed = receiver.of_closed_window(most, now.rtt_min);
+    let closed = ClosedWindow {
+        rate: most,
+        rtt: now.rtt,
+        rtt_min: now.rtt_min,
+        window: now.receive_window,
+        largest: change.window_max,
+    };
+    let closed = receiver.of_closed_window(&closed, window);
     split.add(closed, by_receiver);
     split.add(Limit::SendBuffer, by_buffer);
     // A sender that paces itself by its delivery rate leaves a little of the window free. The kernel does not count
@@ -871,10 +761,6 @@ fn flow_of(changes: &[(LaneId, Change<'_>)], time: Duration, return_queue: Durat
     flow
 }
 
-/// Number of the receiver's last reports that determine the delay of the return direction. Reason: of three, one
-/// arrived without delay.
-const DELAYS_KEPT: usize = 3;
-
 /// Time without samples from which this process was stopped, or got no processor. Reason: samples are some 0.1 s apart,
 /// and with many lanes 0.3 s.
 const STOPPED: Duration = Duration::from_secs(2);
@@ -893,15 +779,8 @@ const SILENCE_TCP: Duration = Duration::from_secs(3);
 /// part of this size is noise.
 const HELD_MIN: f64 = 0.15;
 
-/// Part of their time that the receiver's threads wait for data, below which they are the bottleneck. Reason: as above.
-const RECEIVER_WAITS_MIN: f64 = 0.2;
-
 /// Part of the time in which a receiver's storage works, from which a sender without work waits for it.
 const PUBLISHING_MIN: f64 = 0.5;
-
-/// Part of a window that a round trip brings if the window limits the lane. Reason: the smallest round trip is a little
-/// shorter than those in which data arrived.
-const WINDOW_FULL: f64 = 0.8;
 
 /// Longer period over which a rate is compared with a cap, beside the interval. Reason: it contains several bursts of a
 /// path with an MTU of 64 KiB at 5 Mbit/s.
@@ -917,19 +796,8 @@ const AS_FULL: f64 = 0.9;
 /// rate, to catch up.
 const AT_PACE: f64 = 0.7;
 
-/// Part of its time that the engine's thread wants a processor, from which it is the bottleneck. Reason: a thread that
-/// is late for a quarter of its timers neither paces nor measures a path.
-const ENGINE_BUSY: f64 = 0.75;
-
 /// Ratio of packets on the wire to their payload, in a lane of full segments at MTU 1500.
 const TCP_HEADERS: f64 = 1.036;
 
 /// As [`ENGINE_BUSY`], for an engine below its pace that nothing else limits: it is late for its timers.
 const ENGINE_LATE: f64 = 0.3;
-
-/// Time after a report of dropped packets in which losses belong to the receiving host. Reason: the receiver reports
-/// them within a quarter of a second, and the sender finds them lost a round trip later.
-const OVERRUN_LASTS: Duration = Duration::from_secs(1);
-
-/// Smallest distance of two reports; closer ones came in one burst.
-const REPORT_SPACING_MIN: Duration = Duration::from_millis(50);

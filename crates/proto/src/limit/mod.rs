@@ -11,8 +11,10 @@
 
 mod account;
 mod path;
+mod receiver;
 mod remedy;
 mod report;
+mod split;
 pub mod trace;
 mod web;
 

@@ -29,7 +29,25 @@ Examples:
   sterna doctor compare before.json after.json         # what a fix changed
   sterna doctor iperf3://speed.example.org --streams 4 # a server of iperf3, up and down
   sterna doctor ndt7://ndt.example.org                 # a server of NDT7
+  sterna doctor --watch                                # what limits the connections of this host
+  sterna doctor host                                   # its settings against the paths that it is used on
   sterna doctor plan --rate 10Gbit --rtt 148ms         # the arithmetic of a path, without a network";
+
+const WATCH_EXAMPLES: &str = "\
+Examples:
+  sterna doctor --watch                      # until Ctrl-C
+  sterna doctor --watch --pid 4242 --time 30s
+  sterna doctor watch --rate-min 100kbit --json
+
+Reads the TCP connections of every program in this network namespace from the kernel, and sends
+nothing. Names of programs of other users need root. QUIC has no connections in the kernel.";
+
+const HOST_EXAMPLES: &str = "\
+Examples:
+  sterna doctor host                         # against the paths in use and those of earlier copies
+  sterna doctor host --rate 10Gbit           # against a wish
+  sudo sterna doctor host --rate 10Gbit --apply
+  sudo sterna doctor host --rollback";
 
 /// Flags of `sterna doctor`.
 #[derive(Debug, Args)]
@@ -115,6 +133,12 @@ pub enum DoctorCommand {
     /// Compute buffers, windows, connections, ramp and loss that a rate over a path needs, without a network
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanFlags),
+    /// Watch the TCP connections of this host, of any program, and tell what limits each (also: doctor --watch)
+    #[command(long_flag = "watch", after_help = WATCH_EXAMPLES)]
+    Watch(DoctorWatchFlags),
+    /// Check the settings of this host against the paths that it is used on; change them on request
+    #[command(after_help = HOST_EXAMPLES)]
+    Host(HostFlags),
     /// Show the report of an examination again, from its bundle, after a check of its signature
     Show(ShowFlags),
     /// Compare two examinations of a path: the effect of a fix, and whether the prediction was met
@@ -147,6 +171,49 @@ pub struct CompareFlags {
     /// Bundle of the examination after it
     #[arg(value_name = "AFTER")]
     pub after: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `sterna doctor watch`.
+#[derive(Debug, Args)]
+pub struct DoctorWatchFlags {
+    /// Process whose connections are watched, with its descendants (default: all)
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+    /// Time to watch, such as 30s or 10min (default: until Ctrl-C)
+    #[arg(long, value_name = "TIME", value_parser = super::duration::parse_time)]
+    pub time: Option<Duration>,
+    /// Smallest rate of a connection that is shown, such as 100kbit
+    #[arg(long, value_name = "RATE", default_value = "1Mbit")]
+    pub rate_min: BitRate,
+    /// Print JSON: an object for each connection and second, and one with the verdicts at the end
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `sterna doctor host`.
+#[derive(Debug, Args)]
+pub struct HostFlags {
+    /// Rate that each path shall carry over one connection, such as 10Gbit (default: what was measured)
+    #[arg(long, value_name = "RATE")]
+    pub rate: Option<BitRate>,
+    /// Set the recommended values, after a question; the old ones are kept in the state directory
+    #[arg(long)]
+    pub apply: bool,
+    /// Write the settings to FILE too, so that they last, such as /etc/sysctl.d/90-sterna.conf
+    #[arg(long, value_name = "FILE", requires = "apply")]
+    pub persist: Option<PathBuf>,
+    /// Set the values again that were there before --apply
+    #[arg(long, conflicts_with_all = ["apply", "rate"])]
+    pub rollback: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// State directory, with the path cache and the old values
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

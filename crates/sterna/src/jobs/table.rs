@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
+use serde::Serialize;
 use serde_json::Value;
 use sterna_proto::file::{drives_terminal, plain};
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_service::api::native::types::Entries;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -66,6 +68,14 @@ pub fn json_line(json: &Value) -> String {
         let _ = if drives_terminal(c) { write!(line, "\\u{:04x}", u32::from(c)) } else { write!(line, "{c}") };
     }
     line
+}
+
+/// Returns a result as one line of JSON that drives no terminal. Errors: a bug of ours.
+pub fn json_of(result: &impl Serialize) -> Result<String, Error> {
+    let json = serde_json::to_value(result).map_err(|e| {
+        Error::new(ErrorKind::Internal, Scope::Client, Phase::Finalise, "write the result as JSON").caused_by(e)
+    })?;
+    Ok(json_line(&json))
 }
 
 /// Returns the outcome of a job in words, such as `3 of 10 files arrived, 1 failed, 2 under way`.

@@ -1,8 +1,12 @@
-//! `sterna doctor`: examinations on this host, their errors, and the plan of a path.
+//! `sterna doctor`: examinations on this host, the plan of a path, the connections of this host, and their errors.
+//! `limits/doctor_host.rs` has the settings.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
@@ -118,4 +122,65 @@ fn a_target_that_is_no_agent_is_named() {
     let shown = examine(&site, &["show", "/dev/null"]);
     let said = String::from_utf8(shown.stderr).unwrap();
     assert!(shown.status.code() != Some(0) && said.contains("no bundle of the doctor"), "{said}");
+}
+
+fn doctor(flags: &[&str]) -> Output {
+    Command::new(BINARY).arg("doctor").args(flags).output().unwrap()
+}
+
+#[test]
+fn connections_of_a_process_are_shown_with_verdicts_at_the_end() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (receiver, _) = listener.accept().unwrap();
+    let (local, pid) = (sender.local_addr().unwrap().to_string(), std::process::id().to_string());
+    let is_over = AtomicBool::new(false);
+    let output = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let data = [7; 65_536];
+            // The end of the other side ends the writer.
+            while (&sender).write_all(&data).is_ok() {}
+        });
+        scope.spawn(|| {
+            let mut data = [0; 65_536];
+            loop {
+                let read = (&receiver).read(&mut data);
+                if read.is_err() || is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+            receiver.shutdown(Shutdown::Both).unwrap();
+        });
+        let output = doctor(&["--watch", "--pid", &pid, "--time", "3s", "--json"]);
+        is_over.store(true, Ordering::Relaxed);
+        output
+    });
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}");
+    let objects: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (summary, rows) = objects.split_last().unwrap();
+    let row = rows.iter().rfind(|row| row["local"] == local.as_str()).unwrap();
+    assert_eq!(
+        (&row["pid"], &row["direction"], &row["event"]),
+        (&std::process::id().into(), &"out".into(), &"connection".into())
+    );
+    assert!(row["rate_bps"].as_u64().unwrap() > 1_000_000, "{row}");
+    assert_eq!(summary["event"], "summary");
+    assert!(summary["paths"].as_array().unwrap().iter().any(|path| path["remote"] == "127.0.0.1"), "{summary}");
+}
+
+#[test]
+fn what_cannot_be_watched_is_wrong_usage() {
+    // No process has the largest number.
+    for (flags, expected) in [
+        (&["--watch", "--pid", "4294967295"][..], "no process 4294967295"),
+        (&["watch", "--time", "3"], "expected a whole number and a unit"),
+        (&["watch", "--rate-min", "0"], "rate"),
+        (&["host", "--rollback", "--apply"], "cannot be used with"),
+        (&["host", "--persist", "f"], "--apply"),
+    ] {
+        let output = doctor(flags);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && said.contains(expected), "{flags:?}: {said}");
+    }
 }

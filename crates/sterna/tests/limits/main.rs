@@ -6,6 +6,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 mod doctor;
+mod doctor_host;
 mod follow;
 mod replicas;
 mod web;

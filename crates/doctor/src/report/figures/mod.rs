@@ -4,6 +4,8 @@
 //! stands in the page or alone in a file. Figures show only what was observed: without a result of an experiment its
 //! figure is absent.
 
+#![allow(clippy::let_unit_value, reason = "a template moves its pen between two elements")]
+
 mod echoes;
 mod flows;
 mod ladder;

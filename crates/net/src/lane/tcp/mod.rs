@@ -254,7 +254,8 @@ pub fn sample_of(stream: &impl AsFd) -> io::Result<TcpSample> {
     Ok(tcp_sample(&info, &memory, &socket::congestion(stream)))
 }
 
-fn tcp_sample(info: &TcpInfo, memory: &SocketMemory, congestion: &str) -> TcpSample {
+/// Returns the measurements of the kernel as a sample for the accountant of limits.
+pub(crate) fn tcp_sample(info: &TcpInfo, memory: &SocketMemory, congestion: &str) -> TcpSample {
     let of_mss = |segments: u32| ByteCount(u64::from(segments) * u64::from(info.snd_mss));
     TcpSample {
         rwnd_limited: info.rwnd_limited.unwrap_or_default(),
