@@ -38,10 +38,10 @@ const UNBOUNDED: &str = "bytes_max";
 /// Purpose of the signature, so that it serves no other one.
 const PURPOSE: &str = "sterna doctor bundle ";
 
-/// Evidence of an examination, and what it is about.
+/// Evidence of an examination, and its circumstances.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bundle {
-    /// What the evidence is about.
+    /// Circumstances of the examination.
     pub about: About,
     /// Evidence.
     pub evidence: Evidence,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use sterna_net::measure::HostFacts;
 
-use super::{Report, figures, text};
+use super::{Report, text};
 use crate::evidence::{Direction, Evidence};
 use crate::verdict::{Cause, Verdict};
 
@@ -155,7 +155,7 @@ impl Comparison {
 
 impl DirectionChange {
     fn lines(&self) -> Vec<String> {
-        let name = figures::arrow(self.direction);
+        let name = text::arrow(self.direction);
         let (before, after) = (self.measured_bps.before, self.measured_bps.after);
         let factor = match before {
             0 => String::new(),
@@ -183,14 +183,14 @@ impl Named {
             Some(bps) => format!(", held the connection to {}", text::rate(bps)),
             None => String::new(),
         };
-        format!("{}, {}{held}", self.limit.words(), figures::arrow(self.direction))
+        format!("{}, {}{held}", self.limit.words(), text::arrow(self.direction))
     }
 }
 
 impl PredictionCheck {
     fn words(&self) -> String {
         let causes: Vec<&str> = self.gone.iter().map(|cause| cause.words()).collect();
-        let (met, name) = (if self.is_met { "met" } else { "not met" }, figures::arrow(self.direction));
+        let (met, name) = (if self.is_met { "met" } else { "not met" }, text::arrow(self.direction));
         format!(
             "prediction {met}, {name}: {} without {}, measured {} ({:.0} % of it)",
             text::rate(self.predicted_bps),

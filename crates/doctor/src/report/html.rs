@@ -9,8 +9,9 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::exclude::{CAUSES, Ruling, Rulings, alike};
-use super::figures::{self, Figure, arrow};
-use super::{About, Report, repeat, text};
+use super::figures::{self, Figure};
+use super::text::{self, arrow};
+use super::{About, Report, repeat};
 use crate::bundle::Proof;
 use crate::evidence::{Direction, Evidence, Experiment, Outcome, Purpose, Record};
 use crate::facts::Facts;
@@ -22,7 +23,7 @@ pub struct Page<'a> {
     pub report: &'a Report,
     /// Evidence of the report.
     pub evidence: &'a Evidence,
-    /// What the evidence is about.
+    /// Circumstances of the examination.
     pub about: &'a About,
     /// Signatures of the bundle.
     pub proof: &'a Proof,
@@ -333,7 +334,8 @@ impl Page<'_> {
             footer {
                 h2 { "Evidence file" }
                 @if self.proof.signers.is_empty() {
-                    p.note { strong { "Not signed. " } "Nobody vouches for the evidence of this page." }
+                    p.note { strong { "No signed evidence. " } "The page was made without a bundle, or from one that nobody \
+                        signed." }
                 } @else {
                     p { "The evidence is in a bundle that is signed by the key "
                         @for (index, signer) in self.proof.signers.iter().enumerate() {

@@ -24,7 +24,6 @@ pub fn commands(verdict: &Verdict, report: &Report) -> Vec<Repeat> {
         Direction::Reverse => " -R",
     };
     let repeat = |command: String, expect: String| Repeat { command, expect };
-    let rate = |bps: f64| format!("{:.0}k", bps / 1e3);
     let above = verdict.rate_bps.unwrap_or(0) as f64;
     let sockets = |field: &str| {
         repeat(
@@ -35,24 +34,7 @@ pub fn commands(verdict: &Verdict, report: &Report) -> Vec<Repeat> {
     match verdict.limit {
         Cause::ReceiveBuffer | Cause::NoWindowScaling => vec![sockets("rwnd_limited")],
         Cause::SendBuffer => vec![sockets("sndbuf_limited")],
-        Cause::Policer if above > 0.0 => vec![
-            repeat(
-                format!("iperf3 -c {to}{flag} -u -b {} -l 1400 -t 5 & ping -i 0.2 -c 20 {to}", rate(above * 1.6)),
-                format!(
-                    "about {:.0} % lost, at about {} received, while the round trip of ping does not rise",
-                    (1.0 - 1.0 / 1.6) * 100.0,
-                    text::rate(verdict.rate_bps.unwrap_or(0))
-                ),
-            ),
-            repeat(
-                format!("iperf3 -c {to}{flag} --fq-rate {} -t 10", rate(above * 0.95)),
-                "almost no segment sent again (column Retr)".to_owned(),
-            ),
-        ],
-        Cause::Shaper if above > 0.0 => vec![repeat(
-            format!("iperf3 -c {to}{flag} -u -b {} -l 1400 -t 5 & ping -i 0.2 -c 20 {to}", rate(above * 1.6)),
-            "the round trip of ping rises while the train runs, and falls after it".to_owned(),
-        )],
+        Cause::Policer | Cause::Shaper if above > 0.0 => above_rate(verdict.limit, above, &to, flag),
         Cause::RandomLoss => vec![repeat(
             format!(
                 "iperf3 -c {to}{flag} -u -b {} -l 130 -t 20",
@@ -88,6 +70,38 @@ pub fn commands(verdict: &Verdict, report: &Report) -> Vec<Repeat> {
         )],
         _ => Vec::new(),
     }
+}
+
+/// Returns a rate as iperf3 reads it.
+fn rate(bps: f64) -> String {
+    format!("{:.0}k", bps / 1e3)
+}
+
+/// Rate of the train of the commands, as a multiple of the rate of a policer or shaper.
+const OVERLOAD: f64 = 1.6;
+
+/// Returns the commands that send above the rate of a policer or shaper.
+fn above_rate(limit: Cause, bps: f64, to: &str, flag: &str) -> Vec<Repeat> {
+    let send = rate(bps * OVERLOAD);
+    let command = format!("iperf3 -c {to}{flag} -u -b {send} -l 1400 -t 5 & ping -i 0.2 -c 20 {to}");
+    if limit == Cause::Shaper {
+        let expect = "the round trip of ping rises while the train runs, and falls after it".to_owned();
+        return vec![Repeat { command, expect }];
+    }
+    let lost = (1.0 - 1.0 / OVERLOAD) * 100.0;
+    let received = text::rate(bps as u64);
+    vec![
+        Repeat {
+            command,
+            expect: format!(
+                "about {lost:.0} % lost, at about {received} received, while the round trip of ping does not rise"
+            ),
+        },
+        Repeat {
+            command: format!("iperf3 -c {to}{flag} --fq-rate {} -t 10", rate(bps * 0.95)),
+            expect: "almost no segment sent again (column Retr)".to_owned(),
+        },
+    ]
 }
 
 /// Returns a command for a port of the shortest and one of the longest path.

@@ -45,6 +45,14 @@ pub fn words(direction: Direction) -> &'static str {
     }
 }
 
+/// Returns a direction as the page names it: A is the host of the doctor, B that of the agent.
+pub fn arrow(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Forward => "A to B",
+        Direction::Reverse => "B to A",
+    }
+}
+
 /// Returns a purpose in words.
 pub fn purpose(purpose: Purpose) -> &'static str {
     match purpose {

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sterna_doctor::bundle::{Bundle, SignedBundle};
+use sterna_doctor::bundle::{Bundle, Proof, SignedBundle};
 use sterna_doctor::report::{About, text};
 use sterna_doctor::run::examine;
 use sterna_doctor::steps::{Bounds, default_time};
@@ -54,9 +54,11 @@ pub fn run(flags: &ExamineFlags) -> Result<u8, Error> {
         rate_max_bps: flags.max_rate.0,
     };
     let bundle = Bundle { about, evidence };
-    let (bytes, proof) = bundle.sign(&identity)?;
+    let mut proof = Proof::default();
     if let Some(path) = &flags.bundle {
+        let (bytes, signed) = bundle.sign(&identity)?;
         bundle::write(path, &bytes)?;
+        proof = signed;
     }
     bundle::show_report(&SignedBundle { bundle, proof }, &flags.files, flags.json)
 }

@@ -95,7 +95,7 @@ pub struct ExamineFlags {
     /// Print one JSON object at the end
     #[arg(long)]
     pub json: bool,
-    /// Write the evidence to a file, signed by the key of this host; `sterna doctor show` makes the report from it again
+    /// Write the evidence to a file, signed by the key of this host; `sterna doctor show` makes the report again
     #[arg(long, value_name = "FILE")]
     pub bundle: Option<PathBuf>,
     /// Files of the report.

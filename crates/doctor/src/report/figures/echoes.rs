@@ -3,10 +3,9 @@
 use maud::{Markup, html};
 use sterna_net::measure::SizeCount;
 
-use super::plot::{Axes, Fill, LEFT, LINE, RIGHT, Scale, WIDTH, axes, fills, legend, px};
-use super::{Figure, arrow};
+use super::plot::{Axes, Figure, Fill, LEFT, LINE, RIGHT, Scale, WIDTH, advance, axes, fills, legend, px};
 use crate::evidence::{Direction, Evidence, Purpose};
-use crate::report::Report;
+use crate::report::{Report, text};
 
 /// Maximum number of ports in the plot; as many as an experiment has.
 const PORTS_MAX: usize = 256;
@@ -142,7 +141,7 @@ pub(super) fn sizes(evidence: &Evidence, direction: Direction) -> Option<Figure>
     };
     let each = sizes.iter().map(|size| format!("{}: {} of {}", size.bytes, size.received, tried(size)));
     Some(Figure {
-        title: format!("Sizes of packets that pass, {}", arrow(direction)),
+        title: format!("Sizes of packets that pass, {}", text::arrow(direction)),
         name,
         caption: format!(
             "Size of the IP packet, not to be fragmented. A size that vanishes without a report of a router is a black hole. \
@@ -168,11 +167,11 @@ fn column(plot: &str, across: (f64, f64), up: (f64, f64), size: &SizeCount) -> M
     html! {
         @for (fill, share) in shares {
             @let height = up.1 * share;
+            @let bottom = advance(&mut from, -height);
             @if height > 0.05 {
-                rect x=(px(across.0 + 4.0)) y=(px(from - height)) width=(px(across.1 - 8.0)) height=(px(height))
+                rect x=(px(across.0 + 4.0)) y=(px(bottom - height)) width=(px(across.1 - 8.0)) height=(px(height))
                     fill=(fill.of(plot)) {}
             }
-            @let _ = from -= height;
         }
         text.soft x=(px(middle)) y=(px(up.0 - 6.0)) text-anchor="middle" {
             (size.received) "/" (tried(size))

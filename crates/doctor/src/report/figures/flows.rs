@@ -3,8 +3,7 @@
 use maud::{Markup, html};
 use sterna_net::measure::{FlowPair, FlowSample, StreamReport};
 
-use super::plot::{Axes, Fill, LEFT, LINE, RIGHT, Scale, WIDTH, axes, fills, legend, px};
-use super::{Figure, arrow};
+use super::plot::{Axes, Figure, Fill, LEFT, LINE, RIGHT, Scale, WIDTH, advance, axes, fills, legend, px};
 use crate::evidence::{Direction, Evidence, Experiment, Outcome, Purpose};
 use crate::report::text;
 use crate::view::{FlowView, SERIES_EVERY_US, at_time};
@@ -93,8 +92,8 @@ pub(super) fn figure(evidence: &Evidence, direction: Direction) -> Option<Figure
         (legend(&name, 14.0, &LIMITS))
         @for flow in &flows {
             @let height = if flow.purpose == Purpose::Baseline { BASELINE } else { PROOF };
-            (panel(&name, flow, (top + TITLE, height), (time, most)))
-            @let _ = top += TITLE + height + MARKS;
+            @let above = advance(&mut top, TITLE + height + MARKS);
+            (panel(&name, flow, (above + TITLE, height), (time, most)))
         }
     };
     let caption = format!(
@@ -104,7 +103,14 @@ pub(super) fn figure(evidence: &Evidence, direction: Direction) -> Option<Figure
         summary(first)
     );
     let numbers = flows[1..].iter().map(summary).collect::<Vec<_>>().join(" ");
-    Some(Figure { title: format!("Rate over time, {}", arrow(direction)), name, caption, numbers, height: top, body })
+    Some(Figure {
+        title: format!("Rate over time, {}", text::arrow(direction)),
+        name,
+        caption,
+        numbers,
+        height: top,
+        body,
+    })
 }
 
 fn summary(flow: &Flow) -> String {
@@ -159,11 +165,11 @@ fn column(plot: &str, across: (f64, f64), up: (f64, f64), shares: &[f64; 4]) -> 
     html! {
         @for ((fill, _), share) in LIMITS.iter().zip(shares) {
             @let height = (base - top) * share;
+            @let bottom = advance(&mut from, -height);
             @if height > 0.05 {
-                rect x=(px(across.0)) y=(px(from - height)) width=(px(across.1 - across.0)) height=(px(height))
+                rect x=(px(across.0)) y=(px(bottom - height)) width=(px(across.1 - across.0)) height=(px(height))
                     fill=(fill.of(plot)) {}
             }
-            @let _ = from -= height;
         }
     }
 }

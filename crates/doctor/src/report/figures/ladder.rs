@@ -2,8 +2,7 @@
 
 use maud::html;
 
-use super::plot::{CHARACTER, Fill, LINE, Scale, WIDTH, fills, px};
-use super::{Figure, arrow};
+use super::plot::{CHARACTER, Figure, Fill, LINE, Scale, WIDTH, advance, fills, px};
 use crate::evidence::{Direction, Evidence, Outcome};
 use crate::facts::Facts;
 use crate::report::{Report, text};
@@ -37,16 +36,15 @@ pub(super) fn figure(evidence: &Evidence, report: &Report, direction: Direction)
     let body = html! {
         (fills(&name))
         @for (heading, bars) in [("Predicted: limits of one connection", &limits), ("Measured", &measured)] {
-            @let _ = y += LINE + 6.0;
-            text.strong x="0" y=(px(y)) { (heading) }
-            @let _ = y += 8.0;
+            @let above = advance(&mut y, LINE + 14.0);
+            text.strong x="0" y=(px(above + LINE + 6.0)) { (heading) }
             @for bar in bars {
                 @let end = x.at(bar.bps).max(NAMES + 2.0);
-                text x=(px(NAMES - 8.0)) y=(px(y + 15.0)) text-anchor="end" { (bar.name) }
-                rect x=(px(NAMES)) y=(px(y + 2.0)) width=(px(end - NAMES)) height=(px(ROW - 8.0))
+                @let top = advance(&mut y, ROW);
+                text x=(px(NAMES - 8.0)) y=(px(top + 15.0)) text-anchor="end" { (bar.name) }
+                rect x=(px(NAMES)) y=(px(top + 2.0)) width=(px(end - NAMES)) height=(px(ROW - 8.0))
                     fill=(bar.fill.of(&name)) {}
-                text.strong x=(px(end + 6.0)) y=(px(y + 15.0)) { (text::rate(bar.bps as u64)) }
-                @let _ = y += ROW;
+                text.strong x=(px(end + 6.0)) y=(px(top + 15.0)) { (text::rate(bar.bps as u64)) }
             }
         }
         line.axis x1=(px(NAMES)) x2=(px(NAMES)) y1=(px(LINE + 12.0)) y2=(px(y)) {}
@@ -59,7 +57,7 @@ pub(super) fn figure(evidence: &Evidence, report: &Report, direction: Direction)
     let caption = "The lowest limit is the rate of one connection now. Once it is gone, the next one binds. The measured \
                    rates are those of the same flow with one thing changed.";
     Some(Figure {
-        title: format!("Limits in order, {}", arrow(direction)),
+        title: format!("Limits in order, {}", text::arrow(direction)),
         name,
         caption: caption.to_owned(),
         numbers,

@@ -1,4 +1,4 @@
-//! Elements of plots: scales with their marks, the axes of a panel, legends, and colours with patterns.
+//! Figures and their elements: scales with their marks, the axes of a panel, legends, and colours with patterns.
 //!
 //! All text enters through `maud`, which escapes it. Numbers that are not finite are drawn at the edge.
 
@@ -31,6 +31,48 @@ svg.plot .line{fill:none;stroke:var(--ink);stroke-width:1.6}svg.plot .line2{fill
 svg.plot .model{fill:none;stroke:var(--bad);stroke-width:1.8;stroke-dasharray:7 4}
 svg.plot .band{fill:var(--two);opacity:.25}svg.plot .outline{fill:none;stroke:var(--soft)}
 svg.plot .guide{stroke:var(--mark);stroke-width:1.4;stroke-dasharray:3 3;fill:none}";
+
+/// Figure.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// Name of its file without extension, and its anchor in the page.
+    pub name: String,
+    /// Title.
+    pub title: String,
+    /// How to read it, and what it shows.
+    pub caption: String,
+    /// Its numbers, for readers who do not see the picture.
+    pub(super) numbers: String,
+    /// Height, in SVG user units.
+    pub(super) height: f64,
+    pub(super) body: Markup,
+}
+
+impl Figure {
+    /// Returns the figure as an element of a page.
+    pub fn inline(&self) -> Markup {
+        self.draw(&html! {})
+    }
+
+    /// Returns the figure as a file of its own.
+    pub fn file(&self) -> String {
+        let style = html! { style { (maud::PreEscaped(STYLE)) } };
+        format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{}\n", self.draw(&style).into_string())
+    }
+
+    fn draw(&self, style: &Markup) -> Markup {
+        let (title, caption) = (format!("{}-title", self.name), format!("{}-caption", self.name));
+        html! {
+            svg.plot xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby={ (title) " " (caption) }
+                viewBox={ "0 0 " (px(WIDTH)) " " (px(self.height)) } {
+                title id=(title) { (self.title) }
+                desc id=(caption) { (self.caption) " " (self.numbers) }
+                (style)
+                (self.body)
+            }
+        }
+    }
+}
 
 /// Returns a coordinate with one decimal.
 pub(super) fn px(value: f64) -> String {
@@ -148,6 +190,13 @@ pub(super) fn axes(x: &Scale, y: &Scale, axes: &Axes<'_>) -> Markup {
     }
 }
 
+/// Returns a coordinate and moves it.
+pub(super) fn advance(at: &mut f64, by: f64) -> f64 {
+    let before = *at;
+    *at += by;
+    before
+}
+
 /// Returns a rate for an axis.
 pub(super) fn rate(bps: f64) -> String {
     if bps < 1.0 { "0".to_owned() } else { sterna_proto::BitRate(bps as u64).to_string() }
@@ -218,9 +267,9 @@ pub(super) fn legend(plot: &str, y: f64, entries: &[(Fill, &str)]) -> Markup {
     let mut x = LEFT;
     html! {
         @for (fill, words) in entries {
-            rect x=(px(x)) y=(px(y - 10.0)) width="12" height="12" fill=(fill.of(plot)) {}
-            text x=(px(x + 17.0)) y=(px(y)) { (words) }
-            @let _ = x += 17.0 + words.chars().count() as f64 * CHARACTER + 18.0;
+            @let left = advance(&mut x, 17.0 + words.chars().count() as f64 * CHARACTER + 18.0);
+            rect x=(px(left)) y=(px(y - 10.0)) width="12" height="12" fill=(fill.of(plot)) {}
+            text x=(px(left + 17.0)) y=(px(y)) { (words) }
         }
     }
 }

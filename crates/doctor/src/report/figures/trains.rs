@@ -4,8 +4,7 @@ use maud::{Markup, html};
 use sterna_net::measure::{TRAIN_BIN, TrainBin, TrainReport, TrainSpec};
 use sterna_proto::ByteCount;
 
-use super::plot::{Axes, LEFT, LINE, RIGHT, Scale, WIDTH, axes, bytes, points, px, rate};
-use super::{Figure, arrow};
+use super::plot::{Axes, Figure, LEFT, LINE, RIGHT, Scale, WIDTH, axes, bytes, points, px, rate};
 use crate::ceiling::Ceiling;
 use crate::evidence::{Direction, Evidence, Purpose};
 use crate::report::text;
@@ -67,7 +66,7 @@ pub(super) fn long(evidence: &Evidence, direction: Direction) -> Option<Figure> 
     };
     Some(Figure {
         name: format!("train-{}", direction.name()),
-        title: format!("Above the rate of the path: a train of UDP packets, {}", arrow(direction)),
+        title: format!("Above the rate of the path: a train of UDP packets, {}", text::arrow(direction)),
         caption: words(spec, train, ceiling, &intervals),
         numbers: String::new(),
         height: 320.0 + 130.0 + LINE + 10.0,
@@ -263,7 +262,7 @@ pub(super) fn losses(evidence: &Evidence, direction: Direction) -> Option<Figure
     });
     Some(Figure {
         name: format!("loss-{}", direction.name()),
-        title: format!("Loss against rate, {}", arrow(direction)),
+        title: format!("Loss against rate, {}", text::arrow(direction)),
         caption:
             "Loss that is the same at every rate is random. Loss that begins at a rate and follows the dashed line \
                   has that rate as its cause. A short train loses less than the line, because its first packets fill a \
