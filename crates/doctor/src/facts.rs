@@ -3,6 +3,7 @@
 use sterna_net::measure::{EchoPort, FlowPair, FlowSpec, HostFacts, TrainReport, TrainSpec};
 
 use crate::ceiling::Ceiling;
+use crate::echoes::rtt_modes;
 use crate::evidence::{Direction, Evidence, Purpose};
 use crate::verdict::RttMode;
 use crate::view::{FlowView, median};
@@ -160,34 +161,9 @@ impl<'a> Facts<'a> {
         median(echoes.iter().flat_map(above).collect()).max(of_train)
     }
 
-    /// Returns the round trips of the ports in groups: a new group begins at a gap.
+    /// Returns the round trips of the ports in groups.
     pub fn rtt_modes(&self) -> Vec<RttMode> {
-        let echoes = self.evidence.echoes().map_or(&[][..], |report| &report.echoes[..]);
-        let mut ports: Vec<(f64, u16)> = echoes
-            .iter()
-            .filter(|port| port.rtt_us.len() >= 3)
-            .filter_map(|port| Some((*port.rtt_us.iter().min()? as f64 / 1e6, port.port)))
-            .collect();
-        ports.sort_by(|a, b| a.0.total_cmp(&b.0));
-        // Noise of one port: how far its second smallest round trip is above its smallest.
-        let noise = |port: &EchoPort| {
-            let mut rtt = port.rtt_us.clone();
-            rtt.sort_unstable();
-            rtt.get(1).zip(rtt.first()).map_or(0.0, |(second, first)| (second - first) as f64 / 1e6)
-        };
-        let noise = median(echoes.iter().map(noise).collect());
-        let gap = (self.rtt_s * GAP).max(GAP_MIN_S).max(noise * 5.0);
-        let mut modes: Vec<(f64, Vec<u16>)> = Vec::new();
-        let mut before = f64::NEG_INFINITY;
-        for (rtt, port) in &ports {
-            match modes.last_mut() {
-                Some((_, group)) if rtt - before < gap => group.push(*port),
-                _ => modes.push((*rtt, vec![*port])),
-            }
-            before = *rtt;
-        }
-        let count = ports.len().max(1) as f64;
-        modes.into_iter().map(|(rtt_s, ports)| RttMode { rtt_s, share: ports.len() as f64 / count, ports }).collect()
+        rtt_modes(self.evidence.echoes().map_or(&[][..], |report| &report.echoes[..]), self.rtt_s)
     }
 
     /// Returns the value of a setting of a host: its numbers.
@@ -196,12 +172,6 @@ impl<'a> Facts<'a> {
         text.split_whitespace().filter_map(|value| value.parse().ok()).collect()
     }
 }
-
-/// Smallest gap between two round trips, as part of the smaller one.
-const GAP: f64 = 0.01;
-
-/// Smallest gap between two round trips, seconds. Reason: hosts add some tenths of a millisecond.
-const GAP_MIN_S: f64 = 0.0005;
 
 /// Multiple of a ceiling above which TCP has passed it.
 const ABOVE: f64 = 1.1;

@@ -11,6 +11,7 @@
 
 pub mod bundle;
 pub mod ceiling;
+pub mod echoes;
 pub mod evidence;
 pub mod facts;
 pub mod host;

@@ -1,6 +1,7 @@
 //! Runs `sterna agent`: checks its flags, opens the roots, and serves until a signal arrives. Its log goes to stderr.
 
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use signal_hook::iterator::Signals;
 use sterna_net::agent::{Admission, Agent, AgentOptions, NamedRoot, Reachable, ThirdPartyRules, WebServers};
 use sterna_net::disk::{Access, Root};
 use sterna_net::identity::{Authorized, Identity};
+use sterna_net::measure::StampReflector;
 use sterna_proto::location::HostPort;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use sterna_service::agent::{Link, LinkOptions, ReachableAt, tls_settings};
@@ -71,6 +73,8 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     if let Some(listen) = flags.ndt7 {
         agent.answer_ndt7(listen)?;
     }
+    // They run until the agent ends.
+    let _reflectors = reflectors(&flags.stamp)?;
     let link = link.map(|link| Link::start(Arc::clone(&agent), link)).transpose()?;
     let stopped = Arc::clone(&agent);
     let wait = move || {
@@ -85,6 +89,16 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     }
     agent.run();
     Ok(0)
+}
+
+/// Starts the reflectors of STAMP.
+fn reflectors(addresses: &[SocketAddr]) -> Result<Vec<StampReflector>, Error> {
+    let start = |address: &SocketAddr| {
+        let reflector = StampReflector::start(*address)?;
+        tracing::info!("answers STAMP at {}", reflector.local_addr());
+        Ok(reflector)
+    };
+    addresses.iter().map(start).collect()
 }
 
 /// Returns the options of the connection to a service. Errors: `Usage`, if the authorities cannot be read.

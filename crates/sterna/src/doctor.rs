@@ -6,6 +6,7 @@ mod host;
 mod iperf3;
 mod ndt7;
 mod own_kernel;
+mod stamp;
 mod tools;
 mod watch;
 
@@ -27,6 +28,7 @@ pub fn run(flags: &DoctorFlags) -> Result<u8, Error> {
         Some(DoctorCommand::Compare(flags)) => bundle::compare(flags),
         None => match tools::tool_of(&flags.examine)? {
             Some(tools::Tool::Iperf3(server)) => iperf3::run(&server, &flags.examine),
+            Some(tools::Tool::Stamp(reflector)) => stamp::run(&reflector, &flags.examine),
             Some(tools::Tool::Ndt7(server, security)) => ndt7::run(&server, security, &flags.examine),
             None => examine::run(&flags.examine),
         },

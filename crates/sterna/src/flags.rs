@@ -211,6 +211,10 @@ pub struct AgentFlags {
     /// UDP port of the packet trains of measurements, to open in firewalls (default: a free one for each measurement)
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub measure_port: Option<u16>,
+    /// Send every packet of STAMP (RFC 8762) or TWAMP Light back that arrives at this address, up to 1000 a second from
+    /// each host, for anybody; the default port is 862; can be repeated
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = parse_listen_for_stamp)]
+    pub stamp: Vec<SocketAddr>,
     /// Format of the log on stderr
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -532,6 +536,11 @@ fn parse_listen_for_iperf3(text: &str) -> Result<SocketAddr, String> {
 /// Reads the same for clients of NDT7.
 fn parse_listen_for_ndt7(text: &str) -> Result<SocketAddr, String> {
     parse_listen_with(text, sterna_net::measure::ndt7::NDT7_PORT)
+}
+
+/// Reads the same for senders of STAMP.
+fn parse_listen_for_stamp(text: &str) -> Result<SocketAddr, String> {
+    parse_listen_with(text, sterna_net::measure::STAMP_PORT)
 }
 
 fn parse_listen_with(text: &str, port: u16) -> Result<SocketAddr, String> {

@@ -6,6 +6,9 @@
 
 use std::time::Duration;
 
+/// Port of STAMP (RFC 8762 section 4.1).
+pub const STAMP_PORT: u16 = 862;
+
 /// Size of the base packet (RFC 8762 section 4.2.1).
 pub(super) const BASE_BYTES: usize = 44;
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use sterna_doctor::one_end::ReceiverView;
-use sterna_net::measure::TIME_MAX;
 use sterna_net::measure::iperf3::IPERF3_PORT;
 use sterna_net::measure::ndt7::{NDT7_CLEAR_PORT, NDT7_PORT, Ndt7Security};
+use sterna_net::measure::{STAMP_PORT, TIME_MAX};
 use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
@@ -23,6 +23,8 @@ const TIME_DEFAULT: Duration = Duration::from_secs(10);
 pub enum Tool {
     /// A server of iperf3.
     Iperf3(HostPort),
+    /// A reflector of STAMP or TWAMP Light.
+    Stamp(HostPort),
     /// A server of NDT7.
     Ndt7(HostPort, Ndt7Security),
 }
@@ -40,6 +42,13 @@ pub fn tool_of(flags: &ExamineFlags) -> Result<Option<Tool>, Error> {
         "ndt7" | "ndt7+ws" if flags.streams.is_some() || flags.udp.is_some() => {
             return Err(usage("--streams and --udp are for iperf3: NDT7 has one connection over TCP".to_owned()));
         }
+        "stamp" if flags.bundle.is_some() || flags.files.html.is_some() || flags.files.svg.is_some() => {
+            return Err(usage("--bundle, --html and --svg need an agent at the other end: sterna://HOST".to_owned()));
+        }
+        "stamp" if flags.streams.is_some() || flags.direction.is_some() || flags.udp.is_some() => {
+            return Err(usage("--streams, --direction and --udp are for iperf3: STAMP has small packets".to_owned()));
+        }
+        "stamp" => Some(Tool::Stamp(host(STAMP_PORT)?)),
         "ndt7" => {
             let security = flags.trust.map_or(Ndt7Security::Authorities, Ndt7Security::Key);
             Some(Tool::Ndt7(host(NDT7_PORT)?, security))

@@ -31,6 +31,7 @@ Examples:
   sterna doctor ndt7://ndt.example.org                 # a server of NDT7
   sterna doctor --watch                                # what limits the connections of this host
   sterna doctor host                                   # its settings against the paths that it is used on
+  sterna doctor stamp://router.example.org             # delay and loss to any reflector of STAMP (RFC 8762)
   sterna doctor plan --rate 10Gbit --rtt 148ms         # the arithmetic of a path, without a network";
 
 const WATCH_EXAMPLES: &str = "\
@@ -65,7 +66,8 @@ pub struct DoctorFlags {
 #[derive(Debug, Args)]
 pub struct ExamineFlags {
     /// Agent at the other end of the path, as sterna://HOST or sterna://HOST:PORT; or a server of iperf3 or NDT7, as
-    /// iperf3://HOST, ndt7://HOST, or ndt7+ws://HOST without TLS
+    /// iperf3://HOST, ndt7://HOST, or ndt7+ws://HOST without TLS; or a reflector of STAMP or TWAMP Light, as
+    /// stamp://HOST
     #[arg(value_name = "TARGET", required = true)]
     pub target: Option<OsString>,
     /// Time of the experiments (default: 60s, and up to 2min on paths above 200 ms)

@@ -140,3 +140,29 @@ fn the_ndt7_client_of_measurement_lab_measures_with_an_agent() {
     }
     drop(agent);
 }
+
+#[test]
+fn a_reflector_of_an_agent_answers_stamp() {
+    let site = Site::new();
+    let (root, at) = (site.root(), format!("127.0.0.1:{}", free_port("127.0.0.1")));
+    let flags = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref(), "--stamp".as_ref(), OsStr::new(&at)];
+    let agent = site.agent_with("127.0.0.1:0", &flags);
+    agent.wait_for_log(&format!("answers STAMP at {at}"));
+    let target = format!("stamp://{at}");
+    let output = doctor(&[&target]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && said.contains("replies      320 of 320: 0 % lost"), "{said}");
+    assert!(said.contains("TTL          255 there, 255 here"), "{said}");
+    let report: Value = serde_json::from_slice(&doctor(&[&target, "--json"]).stdout).unwrap();
+    assert_eq!(report["summary"]["sent"], 320);
+    assert_eq!(report["ports"]["echoes"].as_array().unwrap().len(), 32);
+    for (wrong, expected) in [
+        (&["stamp://host:port"][..], "the port is not a number"),
+        (&[&target, "--html", "x.html"], "sterna://HOST"),
+        (&[&target, "--streams", "2"], "iperf3"),
+    ] {
+        let output = doctor(wrong);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && said.contains(expected), "{said}");
+    }
+}
