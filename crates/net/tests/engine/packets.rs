@@ -93,7 +93,7 @@ fn echoes_return_over_each_port() {
     assert_eq!(report.echoes.len(), 16);
     for port in &report.echoes {
         assert_eq!((port.sent, port.reflected, port.returned, port.rtt_us.len()), (10, 10, 10, 10), "{port:?}");
-        assert_eq!((port.forward_ttl, port.reverse_ttl), (Some(64), Some(64)));
+        assert_eq!((port.forward_ttl, port.reverse_ttl), (Some(255), Some(255)));
     }
     let wrong = EchoSpec { ports: 0, per_port: 1, interval_us: 1000, packet_bytes: 100 };
     assert_eq!(bench.echo(&wrong).unwrap_err().kind, ErrorKind::Usage);
@@ -141,7 +141,7 @@ fn a_reflector_that_stands_alone_answers_our_own_sender() {
         let (to, report) = stamp_echoes(&host, None, &spec).unwrap();
         assert_eq!(to, at);
         for port in &report.echoes {
-            assert_eq!((port.sent, port.returned, port.reflected, port.forward_ttl), (5, 5, 5, Some(64)), "{port:?}");
+            assert_eq!((port.sent, port.returned, port.reflected, port.forward_ttl), (5, 5, 5, Some(255)), "{port:?}");
         }
         let error = StampReflector::start(at).err().unwrap();
         assert!(error.text().contains(&format!("UDP port {at} for STAMP")), "{error}");

@@ -201,7 +201,7 @@ pub struct EchoPort {
     pub rtt_us: Vec<u64>,
     /// Replies that arrived after one of the same port with a higher number.
     pub reordered: u64,
-    /// Smallest TTL or hop limit with which a packet arrived at the agent.
+    /// Smallest TTL or hop limit with which a packet arrived at the agent. It was sent with 255.
     pub forward_ttl: Option<u8>,
     /// Smallest TTL or hop limit with which a reply arrived.
     pub reverse_ttl: Option<u8>,

@@ -19,6 +19,9 @@ const SEND_BUFFER: usize = 1 << 20;
 /// Time after which a send that waits for the interface looks for the end of the train.
 const SEND_WITHIN: Duration = Duration::from_millis(200);
 
+/// TTL or hop limit of packets (RFC 8762 section 4.2, as in RFC 5357): the receiver can count the hops.
+const TTL: u32 = 255;
+
 /// Opens a UDP socket of a measurement.
 ///
 /// Errors: those of the system.
@@ -26,6 +29,9 @@ pub(super) fn open(local: SocketAddr) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))?;
     if local.is_ipv6() {
         socket.set_only_v6(true)?;
+        socket.set_unicast_hops_v6(TTL)?;
+    } else {
+        socket.set_ttl_v4(TTL)?;
     }
     sys::set_up_datagrams(&socket, local.is_ipv4())?;
     socket.set_send_buffer_size(SEND_BUFFER)?;
