@@ -168,8 +168,8 @@ fn undelayed(bins: &[TrainBin], bps: f64, start: f64, rise: f64) -> f64 {
     }
 }
 
-/// Returns the rate (bit/s) and the bucket (bytes) of a policer. Once the bucket is empty, the bytes that passed by a time
-/// t are B + R·t, less the tokens that overflow while the sender pauses.
+/// Returns the rate (bit/s) and the bucket (bytes) of a policer. Once the bucket is empty, the bytes that passed by a
+/// time t are B + R·t, less the tokens that overflow while the sender pauses.
 fn bucket(bins: &[TrainBin]) -> Option<(f64, f64)> {
     let half = bins.len() / 2;
     // The last bin may be short.

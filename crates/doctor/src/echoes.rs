@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_long_path_of_some_ports_is_a_mode() {
         let port = |number: u16| {
-            let rtt = if number % 4 == 0 { 11_900 } else { 7_800 };
+            let rtt = if number.is_multiple_of(4) { 11_900 } else { 7_800 };
             let rtt_us = (0..10).map(|index| rtt + index * 20).collect();
             EchoPort { port: number, sent: 11, returned: 10, rtt_us, ..EchoPort::default() }
         };

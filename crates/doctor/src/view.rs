@@ -241,8 +241,8 @@ fn late(streams: &[StreamReport]) -> f64 {
     late / f64::max(all, 1.0)
 }
 
-/// Returns the segments that were lost: sent again, and not without need. Reason: the counters of the ends differ by what
-/// is in flight at the end, and network cards merge segments before the receiver counts them.
+/// Returns the segments that were lost: sent again, and not without need. Reason: the counters of the ends differ by
+/// what is in flight at the end, and network cards merge segments before the receiver counts them.
 fn lost_of(pair: &FlowPair) -> u64 {
     last(&pair.sender.streams, |s| s.resent).saturating_sub(last(&pair.sender.streams, |s| s.duplicates))
 }

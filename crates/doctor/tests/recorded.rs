@@ -1,7 +1,7 @@
 //! Examinations recorded in the lab: the same evidence gives the imposed verdict.
 //!
-//! Each file of `bundles/` is the evidence of one run of bench/doctor.py with one sample of four, compressed by zstd. Its
-//! name starts with the imposed causes, the first one first, and their direction (`both` for causes without one):
+//! Each file of `bundles/` is the evidence of one run of bench/doctor.py, compressed by zstd. Its name starts with the
+//! imposed causes, the first one first, and their direction (`both` for causes without one):
 //! `receive_buffer+random_loss.forward.…`.
 
 #![allow(clippy::print_stdout)]
@@ -45,10 +45,10 @@ fn recorded_examinations_have_the_imposed_verdicts() {
         let first = &found.verdicts[0];
         let is_direction = direction == "both" || first.direction.name() == direction;
         let named: Vec<String> = found.verdicts.iter().map(|verdict| verdict.limit.name()).collect();
-        let first_evidence = found.verdicts.iter().map(|verdict| {
+        let words = found.verdicts.iter().map(|verdict| {
             format!("\n    {} {}: {:?}", verdict.limit.name(), verdict.direction.name(), verdict.evidence)
         });
-        println!("{name}: {}", first_evidence.collect::<String>());
+        println!("{name}: {}", words.collect::<String>());
         if first.limit.name() != imposed[0] || !is_direction {
             wrong.push(format!("{name}: {:?} {}", first.limit, first.direction.name()));
         }

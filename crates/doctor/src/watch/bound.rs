@@ -8,6 +8,8 @@ use sterna_proto::limit::{Limit, WindowCause};
 pub enum Bound {
     /// The receive window of the other end, or of this end for data that comes in.
     ReceiveWindow,
+    /// No window is above 64 KiB: window scaling is off. Only verdicts have this name.
+    NoWindowScaling,
     /// The program at the receiver reads late, so the window closes.
     Reader,
     /// The send buffer of the sender's kernel.
@@ -58,9 +60,10 @@ impl Bound {
     pub fn words(self) -> &'static str {
         match self {
             Self::ReceiveWindow => "receive window",
-            Self::Reader => "program that reads",
+            Self::NoWindowScaling => "no window scaling",
+            Self::Reader => "program at the receiver",
             Self::SendBuffer => "send buffer",
-            Self::Writer => "program that sends",
+            Self::Writer => "program at the sender",
             Self::Growing => "window grows",
             Self::Full => "path full",
             Self::Loss => "loss",
@@ -77,6 +80,7 @@ impl Bound {
     pub fn name(self) -> &'static str {
         match self {
             Self::ReceiveWindow => "receive_buffer",
+            Self::NoWindowScaling => "no_window_scaling",
             Self::Reader => "application_write",
             Self::SendBuffer => "send_buffer",
             Self::Writer => "application_read",

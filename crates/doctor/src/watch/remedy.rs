@@ -113,7 +113,11 @@ pub fn verdict(share: Share, case: &Case<'_>) -> Verdict {
         Bound::Policer => case.policer(),
         other => (Basis::Inferred, Vec::new(), (case.plain(other), None)),
     };
-    Verdict { limit: share.limit, share: share.share, basis, evidence, remedy, predicted_bps: predicted }
+    let limit = match share.limit {
+        Bound::ReceiveWindow if case.facts.is_unscaled => Bound::NoWindowScaling,
+        limit => limit,
+    };
+    Verdict { limit, share: share.share, basis, evidence, remedy, predicted_bps: predicted }
 }
 
 type Finding = (Basis, Vec<String>, (String, Option<u64>));

@@ -144,6 +144,7 @@ fn windows_that_cannot_grow_by_a_setting_of_the_host_say_so() {
         }
     };
     let (_, summary) = observe(host(6_291_456, 4_194_304), state(0, false));
+    assert_eq!(first(&summary).limit, Bound::NoWindowScaling);
     assert!(first(&summary).remedy.starts_with("Window scaling is off"), "{summary:?}");
     let (_, summary) = observe(host(6_291_456, 4_194_304), state(2, true));
     assert!(first(&summary).remedy.contains("sets it (SO_RCVBUF)"), "{summary:?}");

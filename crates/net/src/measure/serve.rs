@@ -75,8 +75,8 @@ impl Measurements {
         Self { running: Mutex::default(), port: port.unwrap_or(0) }
     }
 
-    /// Serves a connection until it ends. `may_measure` refuses peers, and `directory` paths. Returns the number of flows, packet
-    /// trains and echoes; `None`: the connection is a stream of a flow.
+    /// Serves a connection until it ends. `may_measure` refuses peers, and `directory` paths. Returns the number of
+    /// flows, packet trains and echoes; `None`: the connection is a stream of a flow.
     ///
     /// Errors: those of the connection, and refusals, which the peer has received.
     pub(crate) fn serve(

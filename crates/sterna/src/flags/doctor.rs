@@ -79,7 +79,8 @@ pub struct ExamineFlags {
     /// Accept the agent with this fingerprint (`sterna id` prints it there) and remember it
     #[arg(long, value_name = "FINGERPRINT")]
     pub trust: Option<sterna_net::identity::Fingerprint>,
-    /// Measure the disk of this directory too, and that of the directory in TARGET: writes and reads a file without a name
+    /// Measure the disk of this directory too, and that of the directory in TARGET: writes and reads a file without a
+    /// name
     #[arg(long, value_name = "DIR")]
     pub disk: Option<PathBuf>,
     /// Address of this host, which selects the network

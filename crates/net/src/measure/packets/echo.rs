@@ -26,8 +26,8 @@ const PADDING_FLAGS: u8 = 0x80;
 const PADDING_TYPE: u8 = 1;
 const PADDING_HEAD: usize = 4;
 
-/// Sends echoes to a reflector of STAMP or TWAMP Light, and returns its address too. `from`: address of this host, which
-/// selects the network. The reflector does not report what it received, so `reflected` counts what returned.
+/// Sends echoes to a reflector of STAMP or TWAMP Light, and returns its address too. `from`: address of this host,
+/// which selects the network. The reflector does not report what it received, so `reflected` counts what returned.
 ///
 /// Errors: `Usage`; `Unreachable`: no reply has come.
 pub fn stamp_echoes(
@@ -221,7 +221,7 @@ mod tests {
         echoes.handle(0, &reply(2, 2), at(47), Some(60));
         echoes.handle(0, &reply(0, 0), at(50), Some(61));
         echoes.handle(0, &reply(0, 0), at(51), Some(61));
-        // Of another port, of another session, of no packet.
+        // Another port, another session, and no packet.
         echoes.handle(0, &reply(1, 0), at(50), None);
         echoes.handle(0, &Reply { session: 8, ..reply(4, 0) }, at(50), None);
         echoes.handle(0, &reply(6, 0), at(50), None);
