@@ -1,13 +1,13 @@
 //! Path doctor: finds what limits transfers on a path, proves it by experiments, and predicts the gain of each fix.
 //!
-//! An examination ([`run`]) asks one experiment after the other: each is a decision ([`steps`]) from the [`evidence`] so
-//! far. Views put the samples of an experiment in the terms of the field: flows ([`view`]), and packet trains
+//! An examination ([`run`]) asks one experiment after the other: each is a decision ([`steps`]) from the [`evidence`]
+//! so far. Views put the samples of an experiment in the terms of the field: flows ([`view`]), and packet trains
 //! ([`ceiling`]); with a peer of another tool, flows of which one end is seen ([`one_end`]). The [`rules`] turn the
 //! [`facts`] of both directions into verdicts, and a [`report`] shows them.
 //!
 //! Everything but [`run`] is pure: it reads no clock and opens no socket. Also pure, and without a network: window
-//! arithmetic of kernels ([`kernel`]), response functions ([`response`]), and the [`plan`] of a path; and on one host, the
-//! observation of connections ([`watch`]) and of settings ([`host`]).
+//! arithmetic of kernels ([`kernel`]), response functions ([`response`]), and the [`plan`] of a path; and on one host,
+//! the observation of connections ([`watch`]) and of settings ([`host`]).
 
 pub mod bundle;
 pub mod ceiling;
