@@ -22,17 +22,27 @@ Examples:
 /// Examples at the end of `doctor --help`.
 pub const DOCTOR_EXAMPLES: &str = "\
 Examples:
-  sterna doctor sterna://hub.example.org               # both ends: what limits transfers, and what to do
+  sterna doctor sterna://hub.example.org               # both ends: limits and remedies
   sterna doctor sterna://hub.example.org --json        # one object for programs
   sterna doctor sterna://hub.example.org --html page.html --bundle before.json
-                                                       # a page for the operators of the network, and its evidence
   sterna doctor compare before.json after.json         # what a fix changed
   sterna doctor iperf3://speed.example.org --streams 4 # a server of iperf3, up and down
   sterna doctor ndt7://ndt.example.org                 # a server of NDT7
-  sterna doctor --watch                                # what limits the connections of this host
-  sterna doctor host                                   # its settings against the paths that it is used on
-  sterna doctor stamp://router.example.org             # delay and loss to any reflector of STAMP (RFC 8762)
-  sterna doctor plan --rate 10Gbit --rtt 148ms         # the arithmetic of a path, without a network";
+  sterna doctor stamp://router.example.org             # delay and loss (RFC 8762)
+  sterna doctor --watch                                # connections of this host
+  sterna doctor host                                   # settings of this host
+  sterna doctor plan --rate 10Gbit --rtt 148ms         # arithmetic, without a network
+
+The HTML page is for the operators of another network, and the bundle is its evidence.";
+
+const SHOW_EXAMPLES: &str = "\
+Examples:
+  sterna doctor show before.json
+  sterna doctor show before.json --html page.html";
+
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  sterna doctor compare before.json after.json";
 
 const WATCH_EXAMPLES: &str = "\
 Examples:
@@ -40,12 +50,13 @@ Examples:
   sterna doctor --watch --pid 4242 --time 30s
   sterna doctor watch --rate-min 100kbit --json
 
-Reads the TCP connections of every program in this network namespace from the kernel, and sends
-nothing. Names of programs of other users need root. QUIC has no connections in the kernel.";
+Reads the TCP connections of every program in this network namespace from the kernel, and
+sends nothing. Names of programs of other users need root. The kernel knows no connections
+of QUIC.";
 
 const HOST_EXAMPLES: &str = "\
 Examples:
-  sterna doctor host                         # against the paths in use and those of earlier copies
+  sterna doctor host                         # against the paths of this host
   sterna doctor host --rate 10Gbit           # against a wish
   sudo sterna doctor host --rate 10Gbit --apply
   sudo sterna doctor host --rollback";
@@ -143,8 +154,10 @@ pub enum DoctorCommand {
     #[command(after_help = HOST_EXAMPLES)]
     Host(HostFlags),
     /// Show the report of an examination again, from its bundle, after a check of its signature
+    #[command(after_help = SHOW_EXAMPLES)]
     Show(ShowFlags),
     /// Compare two examinations of a path: the effect of a fix, and whether the prediction was met
+    #[command(after_help = COMPARE_EXAMPLES)]
     Compare(CompareFlags),
 }
 
