@@ -155,13 +155,13 @@ impl Record {
         match (&self.experiment, &self.outcome) {
             (Experiment::Echo { spec }, Outcome::Echo(report)) => {
                 let packets: u64 = report.echoes.iter().map(|port| port.sent + port.reflected).sum();
-                packets * u64::from(spec.packet_bytes)
+                packets.saturating_mul(spec.packet_bytes.into())
             }
             (_, Outcome::Flow(pair)) => {
                 let last = |stream: &sterna_net::measure::StreamReport| {
-                    stream.samples.last().map_or(0, |sample| sample.data_segments_out * u64::from(stream.mss))
+                    stream.samples.last().map_or(0, |sample| sample.data_segments_out.saturating_mul(stream.mss.into()))
                 };
-                pair.sender.streams.iter().map(last).sum()
+                pair.sender.streams.iter().map(last).fold(0, u64::saturating_add)
             }
             (_, Outcome::Train(report)) => report.sent_bytes,
             _ => 0,

@@ -192,7 +192,7 @@ fn cost(evidence: &Evidence) -> Cost {
         })
         .collect();
     let last = evidence.records.last().map_or(0, |record| record.start_ms + record.time_ms);
-    Cost { bytes: parts.iter().map(|part| part.bytes).sum(), time_s: last as f64 / 1e3, parts }
+    Cost { bytes: parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add), time_s: last as f64 / 1e3, parts }
 }
 
 /// Pause of our own process that may change a result, seconds.
