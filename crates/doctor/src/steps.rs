@@ -62,13 +62,24 @@ pub fn next(evidence: &Evidence, bounds: &Bounds) -> Option<Next> {
         }
     }
     let used = evidence.records.last().map_or(0, |record| record.start_ms + record.time_ms);
+    let left_s = bounds.time.as_secs_f64() - used as f64 / 1e3;
+    let baseline = |direction| Question { facts: &Facts::new(evidence, direction), bounds, left_s }.baseline();
+    let missing = Direction::ALL.into_iter().find(|direction| !evidence.has(Purpose::Baseline, *direction));
+    if let Some(direction) = missing {
+        return baseline(direction);
+    }
     Direction::ALL.into_iter().find_map(|direction| {
-        let share = if direction == Direction::Forward { 0.5 } else { 1.0 };
-        let left_s = bounds.time.as_secs_f64() * share - used as f64 / 1e3;
-        let facts = Facts::new(evidence, direction);
-        let question = Question { facts: &facts, bounds, left_s };
-        question.next()
+        // What the first direction leaves is for the second.
+        let kept_s = if direction == Direction::Forward { left_of_reverse(evidence, bounds) } else { 0.0 };
+        Question { facts: &Facts::new(evidence, direction), bounds, left_s: left_s - kept_s }.next()
     })
+}
+
+/// Returns the time that the experiments of the return direction are to have, seconds: half of all after the baselines.
+fn left_of_reverse(evidence: &Evidence, bounds: &Bounds) -> f64 {
+    let baseline = evidence.record(Purpose::Baseline, Direction::Reverse);
+    let begin = baseline.map_or(0, |record| record.start_ms + record.time_ms);
+    (bounds.time.as_secs_f64() - begin as f64 / 1e3) / 2.0
 }
 
 /// Ports of the echoes. Reason: of 128 paths, this many flows see a third; of two paths, each is seen.
@@ -128,9 +139,6 @@ struct Question<'a> {
 impl Question<'_> {
     fn next(&self) -> Option<Next> {
         let asked = |purpose| self.facts.evidence.has(purpose, self.facts.direction);
-        if !asked(Purpose::Baseline) {
-            return self.flow(Purpose::Baseline, 1, SocketSettings::default(), SocketSettings::default());
-        }
         let base = self.facts.base.as_ref()?;
         // Packets of the other trains are no larger than those that pass.
         if !asked(Purpose::Sizes) {
@@ -145,6 +153,11 @@ impl Question<'_> {
             return self.overload(Purpose::Overload, ceiling.bps() * OVERLOAD, REST_MS);
         }
         self.proof(base)
+    }
+
+    /// Returns one connection as programs open it.
+    fn baseline(&self) -> Option<Next> {
+        self.flow(Purpose::Baseline, 1, SocketSettings::default(), SocketSettings::default())
     }
 
     /// Returns the experiment that changes one thing.
@@ -241,7 +254,7 @@ impl Question<'_> {
     fn flow(&self, purpose: Purpose, streams: u32, sender: SocketSettings, receiver: SocketSettings) -> Option<Next> {
         let rtt = self.facts.rtt_s;
         let time = match purpose {
-            Purpose::Baseline => (rtt * 14.0 + 3.0).clamp(4.0, 14.0),
+            Purpose::Baseline => (rtt * 14.0 + 3.0).clamp(4.0, 14.0).min(self.bounds.time.as_secs_f64() / 4.0),
             _ => (rtt * 12.0 + 2.0).clamp(3.0, 10.0),
         };
         if time + rtt * FLOW_ROUNDS + HOST_S > self.left_s {
