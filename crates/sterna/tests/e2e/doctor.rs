@@ -138,7 +138,6 @@ fn connections_of_a_process_are_shown_with_verdicts_at_the_end() {
     let output = std::thread::scope(|scope| {
         scope.spawn(|| {
             let data = [7; 65_536];
-            // The end of the other side ends the writer.
             while (&sender).write_all(&data).is_ok() {}
         });
         scope.spawn(|| {
@@ -149,10 +148,11 @@ fn connections_of_a_process_are_shown_with_verdicts_at_the_end() {
                     break;
                 }
             }
-            receiver.shutdown(Shutdown::Both).unwrap();
         });
         let output = doctor(&["--watch", "--pid", &pid, "--time", "3s", "--json"]);
         is_over.store(true, Ordering::Relaxed);
+        // Ends a write that waits for room, and a read that waits for data.
+        sender.shutdown(Shutdown::Both).unwrap();
         output
     });
     let said = String::from_utf8(output.stdout).unwrap();
