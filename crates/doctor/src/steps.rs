@@ -69,7 +69,7 @@ pub fn next(evidence: &Evidence, bounds: &Bounds) -> Option<Next> {
         return baseline(direction);
     }
     Direction::ALL.into_iter().find_map(|direction| {
-        // What the first direction leaves is for the second.
+        // The first direction leaves the rest to the second.
         let kept_s = if direction == Direction::Forward { left_of_reverse(evidence, bounds) } else { 0.0 };
         Question { facts: &Facts::new(evidence, direction), bounds, left_s: left_s - kept_s }.next()
     })
