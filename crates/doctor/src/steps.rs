@@ -254,7 +254,7 @@ impl Question<'_> {
     fn flow(&self, purpose: Purpose, streams: u32, sender: SocketSettings, receiver: SocketSettings) -> Option<Next> {
         let rtt = self.facts.rtt_s;
         let time = match purpose {
-            Purpose::Baseline => (rtt * 14.0 + 3.0).clamp(4.0, 14.0).min(self.bounds.time.as_secs_f64() / 4.0),
+            Purpose::Baseline => (rtt * 20.0 + 3.0).clamp(4.0, 16.0).min(self.bounds.time.as_secs_f64() / 4.0),
             _ => (rtt * 12.0 + 2.0).clamp(3.0, 10.0),
         };
         if time + rtt * FLOW_ROUNDS + HOST_S > self.left_s {

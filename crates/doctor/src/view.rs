@@ -148,6 +148,8 @@ impl FlowView {
     pub fn new(pair: &FlowPair, time_s: f64) -> Self {
         let Rates { from, end, steady, growth, series, ramp_s } = Rates::of(pair, time_s);
         let senders = &pair.sender.streams;
+        // Losses of slow start are known, and repaired, two round trips later.
+        let ramp_end = ramp_s + 0.5 + 2.0 * least(senders, |s| s.rtt_min_us) / 1e6;
         let share = |of: fn(&FlowSample) -> u64| {
             let each = |stream: &StreamReport| (at_time(stream, end, of) - at_time(stream, from, of)) / 1e6;
             sum(senders, each) / (end - from).max(1e-3) / senders.len().max(1) as f64
@@ -171,7 +173,7 @@ impl FlowView {
             segments: last(senders, |s| s.data_segments_out),
             lost: lost_of(pair),
             spurious: last(senders, |s| s.duplicates),
-            lost_in_ramp: sum(senders, |stream| at_time(stream, ramp_s + 0.5, |s| s.resent)) as u64,
+            lost_in_ramp: sum(senders, |stream| at_time(stream, ramp_end, |s| s.resent)) as u64,
             acks_sent: last(receivers, |s| s.segments_out),
             acks_received: last(senders, |s| s.segments_in),
             out_of_order: last(receivers, |s| s.out_of_order),
