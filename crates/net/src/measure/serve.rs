@@ -36,6 +36,10 @@ const ASK_BYTES_MAX: u32 = 256 << 10;
 /// Finds the root, and the rest of the path, of a directory that a peer may write to.
 pub(crate) type DirectoryOf<'a> = dyn Fn(&Fingerprint, &[u8]) -> Result<(Root, Vec<u8>), Error> + 'a;
 
+/// Maximum size of the first question of a connection, in bytes. Reason: it has a version or a token, and the peer is not
+/// authorized yet.
+const FIRST_ASK_BYTES_MAX: u32 = 1 << 10;
+
 type ServerChannel = Channel<ServerConnection, ServerConnectionData>;
 
 /// Measurements in which an agent takes part: one at a time.
@@ -96,7 +100,10 @@ impl Measurements {
             .map_err(|e| Error::protocol("start TLS for a measurement").caused_by(e))?;
         let mut channel = Channel::open(connection, stream, HANDSHAKE_TIME_MAX)?;
         let peer = peer_fingerprint(channel.connection().peer_certificates().unwrap_or_default())?;
-        let outcome = may_measure(&peer).and_then(|()| match channel.receive(ASK_BYTES_MAX)? {
+        // The refusal of a peer follows its first message: a connection that is closed before would reset, and the peer
+        // would not read why.
+        let first = channel.receive(FIRST_ASK_BYTES_MAX);
+        let outcome = first.and_then(|ask| may_measure(&peer).map(|()| ask)).and_then(|ask| match ask {
             Ask::Hello { .. } => {
                 let place = self.enter(Some(peer), from)?;
                 channel.send(&Answer::Host(Box::new(host::facts())))?;
