@@ -36,8 +36,8 @@ const ASK_BYTES_MAX: u32 = 256 << 10;
 /// Finds the root, and the rest of the path, of a directory that a peer may write to.
 pub(crate) type DirectoryOf<'a> = dyn Fn(&Fingerprint, &[u8]) -> Result<(Root, Vec<u8>), Error> + 'a;
 
-/// Maximum size of the first question of a connection, in bytes. Reason: it has a version or a token, and the peer is not
-/// authorized yet.
+/// Maximum size of the first question of a connection, in bytes. Reason: it has a version or a token, and the peer is
+/// not authorized yet.
 const FIRST_ASK_BYTES_MAX: u32 = 1 << 10;
 
 type ServerChannel = Channel<ServerConnection, ServerConnectionData>;
