@@ -55,6 +55,7 @@ class Setup:
     cross: tuple[tuple[str, ...], ...] = ()  # flags of iperf3 clients that run beside the doctor; -R: from b
     slow: str = ""  # host with a throttled disk
     throttle: int = 0  # rate of this disk, bytes/s
+    slow_kind: str = ""  # what it does slowly: read or write
     quota: str = ""  # host whose program has a CPU quota
     percent: float = 100  # of one processor
     send_most: tuple[str, float] | None = None  # host whose send buffer lets so many bytes be in flight at most
@@ -301,7 +302,7 @@ def disk(draw: random.Random, cause: str) -> Case:
     path = drawn(draw, rtts=(8, 60, 150))
     host = sender(path.way) if cause == "disk_read" else receiver(path.way)
     throttle = int(path.mbit * 1e6 / 8 * between(draw, 0.1, 0.5))
-    return Case((cause,), path.way, replace(path.setup, slow=host, throttle=throttle), path.setup)
+    return Case((cause,), path.way, replace(path.setup, slow=host, throttle=throttle, slow_kind=cause.removeprefix("disk_")), path.setup)
 
 
 def application(draw: random.Random, cause: str) -> Case:

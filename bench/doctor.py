@@ -77,7 +77,7 @@ class Bench:
     def __enter__(self) -> Bench:
         with contextlib.ExitStack() as stack:
             self.memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sterna-doctor-", dir="/dev/shm")))
-            self.disk = stack.enter_context(slow_disk(self.setup.throttle)) if self.setup.slow else None
+            self.disk = stack.enter_context(slow_disk(self.setup.throttle, (self.setup.slow_kind,))) if self.setup.slow else None
             self.group = stack.enter_context(cpu_quota(self.setup.percent)) if self.setup.quota else None
             self._up(stack)
             self.stack = stack.pop_all()

@@ -296,8 +296,8 @@ def run(*command: str) -> str:
 
 
 @contextlib.contextmanager
-def slow_disk(throttle: int):
-    """A file system on a loop device, throttled by the block layer in both directions (cgroup v1, at its root)."""
+def slow_disk(throttle: int, kinds: tuple[str, ...] = ("read", "write")):
+    """A file system on a loop device, throttled by the block layer (cgroup v1, at its root)."""
     with tempfile.TemporaryDirectory(prefix="sterna-limits-", dir="/var/tmp") as directory:
         image, place = Path(directory) / "image", Path(directory) / "disk"
         place.mkdir()
@@ -308,7 +308,7 @@ def slow_disk(throttle: int):
         try:
             run("mkfs.ext4", "-q", "-O", "^has_journal", device)
             run("mount", device, str(place))
-            for kind in "read", "write":
+            for kind in kinds:
                 (BLKIO / f"blkio.throttle.{kind}_bps_device").write_text(f"{number} {throttle}")
             yield place
         finally:

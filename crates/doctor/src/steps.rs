@@ -96,6 +96,12 @@ const SIZES: [u32; 16] =
 const PACKET_MIN: u32 = 576;
 const PACKET_MAX: u32 = 1500;
 
+/// Rate of a connection that stands still, bit/s.
+const STALLED: f64 = 1e5;
+
+/// Rate of the packets of several sizes on a path where connections stand still, bit/s.
+const STALLED_SIZES: f64 = 2e6;
+
 /// Packets of each size.
 const PER_SIZE: u32 = 6;
 
@@ -237,7 +243,9 @@ impl Question<'_> {
     }
 
     fn sizes(&self) -> Option<Next> {
-        let rate = self.facts.best_bps().min(self.bounds.rate_max.0 as f64) / 4.0;
+        // A connection that stands still may do so for the size of its packets.
+        let carried = if self.facts.best_bps() < STALLED { STALLED_SIZES } else { self.facts.best_bps() / 4.0 };
+        let rate = carried.min(self.bounds.rate_max.0 as f64);
         let bits: u32 = SIZES.iter().sum::<u32>() * 8 * PER_SIZE;
         let rate = rate.clamp(2e5, 2e7);
         let time_ms = (f64::from(bits) / rate * 1e3) as u64;

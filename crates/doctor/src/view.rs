@@ -19,6 +19,8 @@ const SERIES_MAX: usize = 600;
 pub struct FlowView {
     /// Rate of delivery in the second half of the flow.
     pub rate_bps: f64,
+    /// Rate of sending in the second half of the flow, with segments sent again.
+    pub sent_bps: f64,
     /// Rate of delivery by time: 200 ms each.
     pub series_bps: Vec<f64>,
     /// Time until the rate had 80 % of its steady value.
@@ -165,6 +167,10 @@ impl FlowView {
             growth,
             series_bps: series,
             ramp_s,
+            sent_bps: sum(senders, |stream| {
+                let out = |at| at_time(stream, at, |s| s.data_segments_out);
+                (out(end) - out(from)) * f64::from(stream.mss) * 8.0
+            }) / (end - from).max(1e-3),
             peer_window_share: share(|s| s.peer_window_limited_us),
             send_buffer_share: share(|s| s.send_buffer_limited_us),
             busy_share: share(|s| s.busy_us),

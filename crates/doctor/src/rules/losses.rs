@@ -216,5 +216,6 @@ fn is_shared(facts: &Facts<'_>, base: &FlowView) -> bool {
     let top = facts.path_bps().unwrap_or(0.0).max(facts.least_bps());
     let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.003);
     let is_windowed = base.peer_window_share > 0.5 || base.send_buffer_share > 0.5;
-    base.rate_bps < top * FULL && has_queue && base.lost > 0 && !is_windowed
+    // A sender that fills the path with what it sends again has the queue for itself.
+    base.rate_bps < top * FULL && base.sent_bps < top && has_queue && base.lost > 0 && !is_windowed
 }

@@ -17,8 +17,8 @@ const LIMITED: f64 = 0.25;
 /// Part of a window that is in flight when it is the limit.
 const IN_FLIGHT: f64 = 0.85;
 
-/// Part of a full send buffer that is payload in flight. Source: `sterna_proto::limit`, less what waits unsent: with bbr,
-/// 0.7 of the buffer was in flight in the lab.
+/// Part of a full send buffer that is payload in flight. Source: `sterna_proto::limit`, less what waits unsent: with
+/// bbr, 0.7 of the buffer was in flight in the lab.
 const SENT: f64 = 0.65;
 
 /// Part of the receive buffer with unread data that shows a slow reader.
