@@ -63,7 +63,33 @@ impl Finding {
 /// Part of the rate of the path at which a connection fills it.
 pub(super) const FULL: f64 = 0.85;
 
+/// Returns a rate as a flag takes it, rounded down to three digits: `28.5Mbit`.
+pub(super) fn flag(bps: f64) -> String {
+    let (unit, scale) = if bps >= 1e6 { ("Mbit", 1e6) } else { ("kbit", 1e3) };
+    let value = bps / scale;
+    let digits = if value >= 100.0 {
+        1.0
+    } else if value >= 10.0 {
+        10.0
+    } else {
+        100.0
+    };
+    format!("{}{unit}", (value * digits).floor() / digits)
+}
+
 /// Returns a rate for people.
 pub(super) fn shown(bps: f64) -> String {
     BitRate(bps as u64).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_of_flags_are_never_above_those_of_the_path() {
+        let flags = [28_543_210.0, 3_999_999.0, 950_600.0, 1_234_567_890.0, 7_000_000.0].map(flag);
+        assert_eq!(flags, ["28.5Mbit", "3.99Mbit", "950kbit", "1234Mbit", "7Mbit"]);
+        assert!(flags.iter().all(|text| text.parse::<BitRate>().is_ok()));
+    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sterna_proto::ByteCount;
 
-use super::finding::{FULL, Finding, percent, shown, time};
+use super::finding::{FULL, Finding, flag, percent, shown, time};
 use super::path::REORDERED_MIN;
 use crate::ceiling::Ceiling;
 use crate::evidence::Purpose;
@@ -48,7 +48,7 @@ fn at_ceiling(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
                 "send at {} or below, so that no queue builds (sterna copy --rate {}); ask the operator whether the rate is \
                  intended",
                 shown(bps),
-                shown(bps * 0.97)
+                flag(bps * 0.97)
             );
             let mut finding = Finding::new(Cause::Shaper, remedy).sure(0.9).because(format!(
                 "{} passed at {} without delay, then packets were delayed and left at {}, and none was dropped before \
@@ -72,7 +72,7 @@ fn policer(facts: &Facts<'_>, base: &FlowView, bps: f64, burst: f64) -> Finding 
         "send at {} or below (sterna copy --rate {}), or ask the operator of the limiter for a burst of at least {} \
          (rate times round trip), or for another rate",
         shown(bps * 0.95),
-        shown(bps * 0.95),
+        flag(bps * 0.95),
         ByteCount(needed as u64)
     );
     let mut finding = Finding::new(Cause::Policer, remedy).sure(0.85).because(format!(
