@@ -193,7 +193,8 @@ fn ceiling(evidence: &Evidence, direction: Direction) -> Option<Ceiling> {
     long.or_else(|| {
         let short = evidence.trains(Purpose::Capacity, direction).filter_map(|(spec, train)| Ceiling::of(spec, train));
         short.fold(None, |best: Option<Ceiling>, next| match best {
-            Some(best) if best.is_reached() || best.bps() > next.bps() => Some(best),
+            // A train may pass at once what the bucket of a policer holds: a ceiling that was reached counts more.
+            Some(best) if best.is_reached() || (!next.is_reached() && best.bps() > next.bps()) => Some(best),
             _ => Some(next),
         })
     })

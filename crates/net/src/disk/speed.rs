@@ -21,6 +21,9 @@ pub const BYTES_MAX: u64 = 1 << 30;
 /// Maximum of time for writing, and for reading. Reason: a slow disk shows within it.
 pub const TIME_MAX: Duration = Duration::from_secs(5);
 
+/// Part of the free space that a measurement uses at most, as a divisor. Reason: others write to the disk meanwhile.
+const FREE_DIVISOR: u64 = 4;
+
 /// Part of the time for writing after which the data is synced the first time. Reason: the sync of a slow disk takes as
 /// long as the writing.
 const WRITE_FOR: f64 = 0.4;
@@ -58,7 +61,8 @@ impl Root {
             failed(kind, "create").caused_by(errno)
         })?;
         let mut file = File::from(file);
-        measure(&mut file, bytes_max.min(BYTES_MAX), time_max.min(TIME_MAX))
+        let free = rustix::fs::fstatvfs(&file).map_or(u64::MAX, |space| space.f_bavail.saturating_mul(space.f_frsize));
+        measure(&mut file, bytes_max.min(BYTES_MAX).min(free / FREE_DIVISOR), time_max.min(TIME_MAX))
             .map_err(|e| failed(ErrorKind::Io, "write or read").caused_by(e))
     }
 }
