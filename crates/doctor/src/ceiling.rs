@@ -176,18 +176,22 @@ fn bucket(bins: &[TrainBin]) -> Option<(f64, f64)> {
     let received =
         |from: usize| -> f64 { bins[from..bins.len() - 1].iter().map(|bin| bin.received_bytes as f64).sum() };
     let time = |from: usize| (bins.len() - 1 - from) as f64 * BIN_S;
-    let rough = received(half) / time(half);
-    // The bucket is empty once the path drops as much as later on.
+    // The bucket is empty once the path drops about the part that it drops later on. The bytes that pass do not show
+    // it: a sender that pauses has fewer of them too.
+    let share = received(half) / bins[half..bins.len() - 1].iter().map(|bin| bin.sent_bytes as f64).sum::<f64>();
+    let packets: u64 = bins.iter().map(|bin| u64::from(bin.sent)).sum();
+    let width = (EMPTY_PACKETS * bins.len()).div_ceil(usize::try_from(packets).unwrap_or(usize::MAX).max(1));
+    let width = width.max(EMPTY_BINS);
     let drops = |index: &usize| {
-        let window = &bins[*index..(*index + EMPTY_BINS).min(bins.len())];
+        let window = &bins[*index..(*index + width).min(bins.len())];
         let received: u64 = window.iter().map(|bin| bin.received_bytes).sum();
         let sent: u64 = window.iter().map(|bin| bin.sent_bytes).sum();
-        received < sent && (received as f64) < rough * BIN_S * window.len() as f64 * EMPTY_PART
+        (received as f64) < sent as f64 * f64::midpoint(share, 1.0)
     };
     let empty = (0..half).find(drops).unwrap_or(half);
     // Its last bin drops: the bucket is empty there.
     let is_lossy = |index: &usize| bins[*index].received_bytes < bins[*index].sent_bytes;
-    let end = (empty..(empty + EMPTY_BINS).min(bins.len() - 1)).rfind(is_lossy)?;
+    let end = (empty..(empty + width).min(bins.len() - 1)).rfind(is_lossy)?;
     let start = &bins[..=end];
     let passed: f64 = start.iter().map(|bin| bin.received_bytes as f64).sum();
     let mut rate = received(empty) / time(empty);
@@ -233,5 +237,5 @@ const HALVINGS: usize = 20;
 /// Bins in a row that show an empty bucket.
 const EMPTY_BINS: usize = 4;
 
-/// Multiple of the later rate below which the bucket is empty.
-const EMPTY_PART: f64 = 1.15;
+/// Packets that show an empty bucket. Reason: a chance loss of one of five would look like it.
+const EMPTY_PACKETS: usize = 20;

@@ -10,7 +10,7 @@ use sterna_lab::model::{Policer, Queue, Shaper};
 use sterna_proto::{BitRate, ByteCount};
 use sterna_seeded::{Seeded, for_seeds};
 
-use self::trains::train;
+use self::trains::{Hosts, train};
 
 /// Number of paths of each kind.
 const PATHS: u64 = 400;
@@ -30,8 +30,33 @@ fn path(draw: &mut Seeded) -> (LinkModel, f64) {
     (model, rate)
 }
 
-fn noise(draw: &mut Seeded) -> Duration {
-    draw.up_to(Duration::from_micros(400))
+/// Host that sends a train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sender {
+    /// It keeps its schedule: the bounds are those of the judgement.
+    Steady,
+    /// It pauses now and then: the bounds have the error of what was not sent.
+    Pausing,
+}
+
+impl Sender {
+    const BOTH: [Self; 2] = [Self::Steady, Self::Pausing];
+
+    fn hosts(self, draw: &mut Seeded) -> Hosts {
+        Hosts { noise: draw.up_to(Duration::from_micros(400)), pauses: self == Self::Pausing }
+    }
+
+    /// Returns `steady` or `pausing`.
+    fn bound<T>(self, steady: T, pausing: T) -> T {
+        if self == Self::Steady { steady } else { pausing }
+    }
+}
+
+/// Runs a scenario for both senders.
+fn for_senders(name: &str, scenario: impl Fn(Sender, &mut Seeded)) {
+    for sender in Sender::BOTH {
+        for_seeds(name, PATHS, |seed| scenario(sender, &mut Seeded::new(seed)));
+    }
 }
 
 fn is_near(value: f64, expected: f64, part: f64, grain: f64) -> bool {
@@ -40,64 +65,64 @@ fn is_near(value: f64, expected: f64, part: f64, grain: f64) -> bool {
 
 #[test]
 fn a_link_delays_from_the_first_packet() {
-    for_seeds("doctor: link", PATHS, |seed| {
-        let draw = &mut Seeded::new(seed);
+    for_senders("doctor: link", |sender, draw| {
         let (mut model, rate) = path(draw);
         // Shorter queues are empty after a pause of the sender.
-        model.forward.queue = Queue::Time(Duration::from_secs_f64(between(draw, 0.02, 0.6)));
-        let (spec, report) = train(&model, rate * between(draw, 1.3, 3.0), Duration::from_secs(2), noise(draw), draw);
+        let shortest = sender.bound(0.005, 0.02);
+        model.forward.queue = Queue::Time(Duration::from_secs_f64(between(draw, shortest, 0.6)));
+        let hosts = sender.hosts(draw);
+        let (spec, report) = train(&model, rate * between(draw, 1.3, 3.0), Duration::from_secs(2), hosts, draw);
+        let part = sender.bound(0.03, 0.05);
         match Ceiling::of(&spec, &report) {
-            Some(Ceiling::Link { bps, .. }) => assert!(is_near(bps, rate, 0.05, 0.0), "{bps} of {rate}, {model:?}"),
-            other => panic!("{other:?} at {} of {model:?}", spec.rate_bps),
+            Some(Ceiling::Link { bps, .. }) => assert!(is_near(bps, rate, part, 0.0), "{bps} of {rate}, {model:?}"),
+            other => panic!("{sender:?}: {other:?} at {} of {model:?}", spec.rate_bps),
         }
     });
 }
 
 #[test]
 fn a_train_below_the_rate_of_a_path_passes() {
-    for_seeds("doctor: below", PATHS, |seed| {
-        let draw = &mut Seeded::new(seed);
+    for_senders("doctor: below", |sender, draw| {
         let (model, rate) = path(draw);
         let sent = rate * between(draw, 0.05, 0.9);
-        let (spec, report) = train(&model, sent, Duration::from_millis(400), noise(draw), draw);
+        let hosts = sender.hosts(draw);
+        let (spec, report) = train(&model, sent, Duration::from_millis(400), hosts, draw);
+        // Five pauses take up to a quarter of the time.
+        let least = sent * sender.bound(0.9, 0.6);
         match Ceiling::of(&spec, &report) {
-            // Pauses of the sender take up to a quarter of the time.
-            Some(Ceiling::AtLeast(bps)) => assert!((sent * 0.6..sent * 1.05).contains(&bps), "{bps} of {sent}"),
-            other => panic!("{other:?} at {sent} of {model:?}"),
+            Some(Ceiling::AtLeast(bps)) => assert!((least..sent * 1.1).contains(&bps), "{bps} of {sent}"),
+            other => panic!("{sender:?}: {other:?} at {sent} of {model:?}"),
         }
     });
 }
 
 #[test]
 fn a_policer_has_its_rate_and_its_bucket() {
-    let wrong = std::cell::Cell::new(0);
-    for_seeds("doctor: policer", PATHS, |seed| {
-        let draw = &mut Seeded::new(seed);
+    let hidden = std::cell::Cell::new(0);
+    for_senders("doctor: policer", |sender, draw| {
         let (mut model, link) = path(draw);
         let rate = (link / between(draw, 3.0, 20.0)).max(1e6);
         // The train empties the bucket in its first half.
         let burst = between(draw, 8e3, 2e6).min(rate / 8.0 * 0.5);
         model.forward.policer =
             Some(Policer { rate: BitRate(rate as u64), burst: ByteCount(burst as u64), udp_only: false });
-        let (spec, report) = train(&model, rate * between(draw, 1.5, 2.5), Duration::from_secs(3), noise(draw), draw);
-        match Ceiling::of(&spec, &report) {
-            Some(Ceiling::Policer { bps, burst: found }) => {
-                assert!(is_near(bps, rate, 0.03, 0.0), "{bps} of {rate}, {model:?}");
-                if !is_near(found, burst, 0.2, 4500.0 + rate / 8e3) {
-                    wrong.set(wrong.get() + 1);
-                }
-            }
-            other => panic!("{other:?} at {} of {model:?}", spec.rate_bps),
-        }
+        let hosts = sender.hosts(draw);
+        let (spec, report) = train(&model, rate * between(draw, 1.5, 2.5), Duration::from_secs(3), hosts, draw);
+        let Some(Ceiling::Policer { bps, burst: found }) = Ceiling::of(&spec, &report) else {
+            panic!("{sender:?}: {:?} at {} of {model:?}", Ceiling::of(&spec, &report), spec.rate_bps);
+        };
+        assert!(is_near(bps, rate, 0.03, 0.0), "{bps} of {rate}, {model:?}");
+        let is_right = is_near(found, burst, 0.2, 4500.0);
+        assert!(is_right || sender == Sender::Pausing, "{found} of {burst}, {model:?}");
+        hidden.set(hidden.get() + u64::from(!is_right));
     });
-    // A pause of the sender just while the bucket empties hides its size.
-    assert!(wrong.get() <= PATHS / 100, "{} of {PATHS}", wrong.get());
+    // A pause just while the bucket empties hides its size.
+    assert!(hidden.get() <= PATHS / 100, "{} of {PATHS}", hidden.get());
 }
 
 #[test]
 fn a_shaper_has_its_rate_and_its_burst() {
-    for_seeds("doctor: shaper", PATHS, |seed| {
-        let draw = &mut Seeded::new(seed);
+    for_senders("doctor: shaper", |sender, draw| {
         let (mut model, link) = path(draw);
         model.forward.loss = 0.0;
         let rate = (link / between(draw, 3.0, 10.0)).max(1e6);
@@ -109,13 +134,14 @@ fn a_shaper_has_its_rate_and_its_burst() {
         }
         let queue = Queue::Time(Duration::from_secs_f64(between(draw, 0.05, 0.5)));
         model.forward.shaper = Some(Shaper { rate: BitRate(rate as u64), burst: ByteCount(burst as u64), queue });
-        let (spec, report) = train(&model, sent.min(link * 0.95), Duration::from_secs(3), noise(draw), draw);
+        let hosts = sender.hosts(draw);
+        let (spec, report) = train(&model, sent.min(link * 0.95), Duration::from_secs(3), hosts, draw);
         match Ceiling::of(&spec, &report) {
             Some(Ceiling::Shaper { bps, burst: found, .. }) => {
                 assert!(is_near(bps, rate, 0.03, 0.0), "{bps} of {rate}, {model:?}");
-                assert!(is_near(found, burst, 0.2, 20_000.0), "{found} of {burst}, {model:?}");
+                assert!(is_near(found, burst, 0.2, 15_000.0), "{found} of {burst}, {model:?}");
             }
-            other => panic!("{other:?} at {} of {model:?}", spec.rate_bps),
+            other => panic!("{sender:?}: {other:?} at {} of {model:?}", spec.rate_bps),
         }
     });
 }

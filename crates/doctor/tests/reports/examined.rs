@@ -13,7 +13,7 @@ use sterna_net::measure::{
 use sterna_proto::{BitRate, ByteCount};
 use sterna_seeded::Seeded;
 
-use super::trains::train;
+use super::trains::{Hosts, train};
 
 const MSS: u64 = 1448;
 const SECONDS: u64 = 4;
@@ -148,7 +148,8 @@ pub fn sizes() -> (TrainSpec, TrainReport) {
 /// Returns the evidence of a path of 30 ms with a policer of 100 Mbit/s and 500 kB forward, and a small receive buffer
 /// in the return direction.
 pub fn policed() -> Evidence {
-    let (draw, noise) = (&mut Seeded::new(1), Duration::from_micros(100));
+    let hosts = Hosts { noise: Duration::from_micros(100), pauses: false };
+    let draw = &mut Seeded::new(1);
     let clean = LinkModel::clean(BitRate(1_000_000_000), Duration::from_millis(30));
     let mut model = clean.clone();
     model.forward.policer = Some(Policer { rate: BitRate(100_000_000), burst: ByteCount(500_000), udp_only: false });
@@ -159,13 +160,13 @@ pub fn policed() -> Evidence {
     for (purpose, rate, time_ms) in
         [(Purpose::Capacity, 180e6, 400), (Purpose::Overload, 160e6, 2000), (Purpose::LowRate, 5e6, 2500)]
     {
-        let train = train(&model, rate, Duration::from_millis(time_ms), noise, draw);
+        let train = train(&model, rate, Duration::from_millis(time_ms), hosts, draw);
         records.train(purpose, Direction::Forward, train);
     }
     records.train(Purpose::Sizes, Direction::Forward, sizes());
     records.flow(Purpose::Paced, Direction::Forward, flow(95_000_000, Held::Path));
     records.flow(Purpose::Baseline, Direction::Reverse, flow(93_000_000, Held::Window));
-    let train = train(&clean, 300e6, Duration::from_millis(400), noise, draw);
+    let train = train(&clean, 300e6, Duration::from_millis(400), hosts, draw);
     records.train(Purpose::Capacity, Direction::Reverse, train);
     records.flow(Purpose::HalfReceiveBuffer, Direction::Reverse, flow(46_000_000, Held::Window));
     Evidence { near: host("6.18.0"), far: host("6.1.0"), connect_us: 30_100, records: records.0 }

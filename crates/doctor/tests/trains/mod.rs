@@ -8,12 +8,21 @@ use sterna_net::measure::{TRAIN_BIN, TrainBin, TrainReport, TrainSpec};
 use sterna_proto::path_cache::DataDirection;
 use sterna_seeded::Seeded;
 
-/// Sends a train over the path. Hosts add up to `noise` to the time of each arrival, and keep the order.
+/// Behaviour of the hosts of a train.
+#[derive(Clone, Copy)]
+pub struct Hosts {
+    /// Largest time that they add to an arrival; they keep the order.
+    pub noise: Duration,
+    /// The sender pauses five times, up to 20 ms each.
+    pub pauses: bool,
+}
+
+/// Sends a train over the path.
 pub fn train(
     model: &LinkModel,
     rate: f64,
     time: Duration,
-    noise: Duration,
+    hosts: Hosts,
     draw: &mut Seeded,
 ) -> (TrainSpec, TrainReport) {
     const BYTES: u32 = 1500;
@@ -29,16 +38,15 @@ pub fn train(
     let count = (time.as_secs_f64() / every) as u64;
     let mut report = TrainReport::default();
     let (mut latest, mut arrivals) = (Duration::ZERO, Vec::new());
-    // The host of the sender pauses now and then.
     let mut late = Duration::ZERO;
     for number in 0..count {
-        if draw.below(count) < 5 {
+        if hosts.pauses && draw.below(count) < 5 {
             late += draw.up_to(Duration::from_millis(20));
         }
         let sent = late + Duration::from_secs_f64(number as f64 * every);
         let arrived = match path.offer(sent, BYTES as usize, Flow::udp(7)) {
             Verdict::Deliver(delivery) => {
-                latest = latest.max(delivery.at + draw.up_to(noise));
+                latest = latest.max(delivery.at + draw.up_to(hosts.noise));
                 Some(latest)
             }
             Verdict::Drop(_) => None,
