@@ -16,6 +16,9 @@ const DATAGRAM_BYTES_MAX: u64 = 65_507;
 /// Minimum size of a datagram: its time and its number.
 pub(super) const DATAGRAM_BYTES_MIN: u64 = 16;
 
+/// Size of a block of TCP if the client names none. Source: DEFAULT_TCP_BLKSIZE of iperf3.
+const BLOCK_BYTES: u64 = 131_072;
+
 /// Size of a datagram if the client names none. Source: DEFAULT_UDP_BLKSIZE of iperf3.
 const DATAGRAM_BYTES: u64 = 1460;
 
@@ -189,6 +192,8 @@ pub(super) struct Plan {
     pub(super) omit: Duration,
     /// Time after which the test is over, with [`Self::omit`].
     pub(super) time: Duration,
+    /// Bytes after which a sender stops, as a multiple of the streams; `None`: it sends until the time is over.
+    pub(super) bytes: Option<u64>,
     /// Socket buffers in bytes.
     pub(super) window: Option<u32>,
     pub(super) congestion: Option<String>,
@@ -238,6 +243,7 @@ impl Params {
             role: if self.reverse { Role::Sends } else { Role::Receives },
             // Both are small after the checks above.
             streams: u32::try_from(streams).unwrap_or(STREAMS_MAX),
+            bytes: self.bytes().map(|bytes| bytes.div_ceil(streams).saturating_mul(streams)),
             window: u32::try_from(self.window).ok().filter(|bytes| *bytes > 0),
             omit: Duration::from_secs(self.omit),
             time: Duration::from_secs(if self.time == 0 { time } else { time + self.omit }),
@@ -246,6 +252,16 @@ impl Params {
             datagrams,
             wants_output: self.get_server_output,
         })
+    }
+
+    /// Returns the bytes of a test that ends with its bytes, or with its writes.
+    fn bytes(&self) -> Option<u64> {
+        let block = if self.len == 0 { BLOCK_BYTES } else { self.len };
+        match (self.num, self.blockcount) {
+            (0, 0) => None,
+            (0, blocks) => Some(blocks.saturating_mul(block)),
+            (bytes, _) => Some(bytes),
+        }
     }
 
     fn datagrams(&self, rate_bps: u64) -> Result<Datagrams, Refusal> {

@@ -225,7 +225,7 @@ impl Test {
             streams: self.plan.streams,
             // At most some minutes.
             time_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
-            bytes_max: u64::MAX,
+            bytes_max: self.plan.bytes.unwrap_or(u64::MAX),
             sender: SocketSettings::default(),
             receiver: SocketSettings::default(),
         };
