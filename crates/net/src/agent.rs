@@ -598,9 +598,7 @@ impl Shared {
         request: &Request,
         start: impl FnOnce() -> Result<Started, Error>,
     ) -> Result<Started, Error> {
-        let (Claim::Granted { grant, .. }, Request::Push { dry_run: false, .. }) = (claim, request) else {
-            return start();
-        };
+        let Some(grant) = claim.used_up_by(request) else { return start() };
         self.sessions.used_grants.lock().take(grant, seconds_since_1970())?;
         start().inspect_err(|_| self.sessions.used_grants.lock().give_back(grant))
     }

@@ -1,6 +1,6 @@
 //! Claim of a peer to the rights of its session.
 
-use sterna_proto::session::{Hello, SignedGrant};
+use sterna_proto::session::{Hello, Request, SignedGrant};
 
 use crate::identity::Fingerprint;
 
@@ -21,6 +21,15 @@ pub(super) enum Claim {
 }
 
 impl Claim {
+    /// Returns the grant that a session with this request uses up: it writes. A dry run, and a session that reads, leave
+    /// it.
+    pub(super) fn used_up_by(&self, request: &Request) -> Option<&SignedGrant> {
+        match (self, request) {
+            (Self::Granted { grant, .. }, Request::Push { dry_run: false, .. }) => Some(grant),
+            _ => None,
+        }
+    }
+
     /// Returns the claim in a hello. `is_running`: its session runs.
     pub(super) fn of(hello: &Hello, is_running: bool) -> Self {
         match (&hello.grant, hello.on_behalf_of) {

@@ -309,8 +309,10 @@ impl Sessions {
     pub(super) fn remove(&self, session: &Arc<AgentSession>) {
         self.all.lock().retain(|_, other| !Arc::ptr_eq(other, session));
         session.log_end(None);
-        // After an outage that was longer than this end waits, the client starts another session with its grant.
-        if let (Claim::Granted { grant, .. }, true) = (&session.claim, session.has_published_nothing()) {
+        // After an outage that was longer than this end waits, the client starts another session with its grant. A
+        // session that has started took its grant; others must not give back what they did not take.
+        let taken = session.claim.used_up_by(&session.request).filter(|_| session.has_published_nothing());
+        if let Some(grant) = taken {
             self.used_grants.lock().give_back(grant);
         }
     }

@@ -174,9 +174,13 @@ fn a_grant_to_write_starts_one_session() {
     let copy = |file| CopySpec { overwrite: Overwrite::Always, linger, ..scene.push(here, &[file], &["f"]) };
     assert_eq!(outcome(&engine, copy("first")).unwrap(), 1);
     assert!(outcome(&engine, copy("second")).is_err());
+    // Sessions that do not use the grant up leave it used: one that was refused, and a dry run that has no file.
+    std::fs::create_dir(here.join("directory")).unwrap();
+    assert!(outcome(&engine, CopySpec { dry_run: true, ..copy("directory") }).is_err());
+    scene.served.wait_until_idle();
+    assert!(outcome(&engine, copy("second")).is_err());
     assert_eq!(std::fs::read_to_string(there.path().join("f")).unwrap(), "first");
     // A session that has published no file leaves the grant: the path was away for long, for instance.
-    std::fs::create_dir(here.join("directory")).unwrap();
     let again = scene.engine(scene.grant(GrantedAccess::Write(Overwrite::Always), &["g"]));
     let to_g = |file| CopySpec { linger, ..scene.push(here, &[file], &["g"]) };
     assert!(outcome(&again, to_g("directory")).is_err());
