@@ -5,7 +5,7 @@
 //! bytes that pass in a time t are at most B + R·t. The line through them gives rate and bucket together, and losses
 //! of another cause on top change both by their small part only.
 
-use sterna_net::measure::{TrainBin, TrainReport, TrainSpec};
+use sterna_net::measure::{TRAIN_BIN, TrainBin, TrainReport, TrainSpec};
 
 use crate::view::median;
 
@@ -19,6 +19,16 @@ const CHANCE_BYTES: u64 = 12_000;
 /// Rise of the delay that shows a queue, microseconds. Reason: pauses of a busy host delay single bins, not their
 /// median; the shallowest queues of routers hold about as much.
 const QUEUE_MIN_US: f64 = 1000.0;
+
+/// Part of the missing packets that our own hosts may have dropped. Reason: their drops look like those of a policer.
+const OWN_DROPS: f64 = 0.1;
+
+/// Rise of the delay that a shallow queue shows, microseconds. Reason: timestamps of the kernel are exact to some.
+const SHALLOW_MIN_US: f64 = 50.0;
+
+/// Part of the bytes of a bucket that a shallow queue must explain by its delay. Reason: packets that wait while one
+/// leaves.
+const SHALLOW_PART: f64 = 0.5;
 
 /// Smallest burst of a shaper, bytes. Reason: network cards and routers pass short bursts at the rate of the line too.
 const SHAPED_BURST_MIN: f64 = 40_000.0;
@@ -63,6 +73,12 @@ impl Ceiling {
         if arrived.len() < BINS_MIN {
             return None;
         }
+        let missing = train.sent.saturating_sub(train.received);
+        let own = train.receiver_drops.saturating_add(train.sender_drops);
+        if own as f64 > missing as f64 * OWN_DROPS {
+            // Our own hosts were too slow for the train: the path carries what arrived, and maybe more.
+            return arrival_rate(&arrived).map(Self::AtLeast);
+        }
         let sent_bps = sent_rate(&train.bins).min(spec.rate_bps as f64 * 1.05);
         let later = &arrived[arrived.len() / 2..];
         let bps = arrival_rate(later)?;
@@ -75,7 +91,12 @@ impl Ceiling {
             (true, _) if bps < sent_bps * SATURATED => Self::queue(&train.bins, bps, sent_bps, start, rise),
             (_, true) => {
                 let (bps, burst) = bucket(&train.bins)?;
-                Self::Policer { bps, burst: burst.max(0.0) }
+                // A shallow queue holds what looks like a bucket, and delays by as much.
+                let queue = rise / 1e6 * bps / 8.0;
+                match rise > SHALLOW_MIN_US && queue >= burst * SHALLOW_PART {
+                    true => Self::Link { bps, queue_s: rise / 1e6 },
+                    false => Self::Policer { bps, burst: burst.max(0.0) },
+                }
             }
             _ => Self::AtLeast(bps.max(sent_bps * SATURATED)),
         })
@@ -163,7 +184,7 @@ fn undelayed(bins: &[TrainBin], bps: f64, start: f64, rise: f64) -> f64 {
         true => bins
             .iter()
             .take_while(|bin| (bin.delay_mean_us as f64) < start + rise * 0.5)
-            .fold(0.0, |held, bin| f64::max(held + bin.sent_bytes as f64 - bytes_per_us * 1e4, 0.0)),
+            .fold(0.0, |held, bin| f64::max(held + bin.sent_bytes as f64 - bytes_per_us * BIN_S * 1e6, 0.0)),
         false => median(surplus).max(0.0),
     }
 }
@@ -226,7 +247,7 @@ fn passed_by(bins: &[TrainBin], rate: f64, burst: f64, mut tokens: f64) -> f64 {
 }
 
 /// Length of a bin, seconds.
-const BIN_S: f64 = 0.01;
+const BIN_S: f64 = TRAIN_BIN.as_micros() as f64 / 1e6;
 
 /// Turns of the fit of rate and bucket. Reason: each depends on the other by the pauses of the sender only.
 const FITS: usize = 12;

@@ -80,6 +80,38 @@ fn a_link_delays_from_the_first_packet() {
     });
 }
 
+/// Switches have queues of some hundred kilobytes: less than a millisecond at their rate.
+#[test]
+fn a_shallow_queue_is_no_policer() {
+    for_seeds("doctor: shallow", PATHS / 10, |seed| {
+        let draw = &mut Seeded::new(seed);
+        let rate = between(draw, 500e6, 1.2e9);
+        let mut model = LinkModel::clean(BitRate(rate as u64), Duration::from_secs_f64(between(draw, 0.008, 0.3)));
+        model.forward.queue = Queue::Bytes(ByteCount(between(draw, 50e3, 500e3) as u64));
+        let hosts = Hosts { noise: draw.up_to(Duration::from_micros(30)), pauses: false };
+        let (spec, report) = train(&model, rate * between(draw, 1.4, 1.7), Duration::from_secs(1), hosts, draw);
+        match Ceiling::of(&spec, &report) {
+            Some(Ceiling::Link { bps, .. }) => assert!(is_near(bps, rate, 0.03, 0.0), "{bps} of {rate}"),
+            other => panic!("{other:?} at {} of {model:?}", spec.rate_bps),
+        }
+    });
+}
+
+#[test]
+fn drops_of_our_own_hosts_are_no_policer() {
+    for_senders("doctor: own drops", |sender, draw| {
+        let (mut model, link) = path(draw);
+        let rate = link / 4.0;
+        model.forward.policer = Some(Policer { rate: BitRate(rate as u64), burst: ByteCount(64_000), udp_only: false });
+        let hosts = sender.hosts(draw);
+        let (spec, mut report) = train(&model, rate * 2.0, Duration::from_secs(1), hosts, draw);
+        // The same packets, dropped by the socket of the receiver.
+        report.receiver_drops = report.sent - report.received;
+        let found = Ceiling::of(&spec, &report);
+        assert!(matches!(found, Some(Ceiling::AtLeast(bps)) if bps < rate * 2.0), "{found:?} of {rate}");
+    });
+}
+
 #[test]
 fn a_train_below_the_rate_of_a_path_passes() {
     for_senders("doctor: below", |sender, draw| {
