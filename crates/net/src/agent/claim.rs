@@ -21,8 +21,8 @@ pub(super) enum Claim {
 }
 
 impl Claim {
-    /// Returns the grant that a session with this request uses up: it writes. A dry run, and a session that reads, leave
-    /// it.
+    /// Returns the grant that a session with this request uses up, because the session writes. A dry run and a session
+    /// that reads leave the grant.
     pub(super) fn used_up_by(&self, request: &Request) -> Option<&SignedGrant> {
         match (self, request) {
             (Self::Granted { grant, .. }, Request::Push { dry_run: false, .. }) => Some(grant),
