@@ -215,12 +215,12 @@ fn bucket(bins: &[TrainBin]) -> Option<(f64, f64)> {
     let end = (empty..(empty + width).min(bins.len() - 1)).rfind(is_lossy)?;
     let start = &bins[..=end];
     let passed: f64 = start.iter().map(|bin| bin.received_bytes as f64).sum();
-    let mut rate = received(empty) / time(empty);
+    let mut rate = received(end + 1) / time(end + 1);
     let mut burst = 0.0;
     for _ in 0..FITS {
         burst = solve(0.0, passed, |burst| passed_by(start, rate, burst, burst) < passed);
-        let later = &bins[empty..bins.len() - 1];
-        rate = solve(rate * 0.7, rate * 1.5, |rate| passed_by(later, rate, burst, 0.0) < received(empty));
+        let later = &bins[end + 1..bins.len() - 1];
+        rate = solve(rate * 0.7, rate * 1.5, |rate| passed_by(later, rate, burst, 0.0) < received(end + 1));
     }
     Some((rate * 8.0, burst)).filter(|(rate, _)| *rate > 0.0)
 }

@@ -74,12 +74,10 @@ pub enum Purpose {
     Capacity,
     /// Behaviour of the path above its rate: a long train from rest.
     Overload,
-    /// The same at another rate.
+    /// The same after a longer rest: the bucket of a policer refills.
     SecondOverload,
     /// Loss far below the rate of the path: a train of small packets.
     LowRate,
-    /// Data that passes after a rest: the refill of a token bucket.
-    Refill,
     /// One connection below the rate of a policer.
     Paced,
     /// Disk of the host of the doctor.
@@ -237,7 +235,7 @@ impl Evidence {
         }
     }
 
-    /// Returns the smallest round trip: of the echoes, else of the connection.
+    /// Returns the smallest round trip of the echoes and the flows; without them, the time of the connection.
     pub fn rtt(&self) -> Duration {
         let echoes = self.echoes().into_iter().flat_map(|report| &report.echoes).flat_map(|port| &port.rtt_us).min();
         let flows = self.records.iter().filter_map(|record| match &record.outcome {

@@ -8,8 +8,14 @@ use crate::evidence::{Direction, Evidence, Purpose};
 use crate::verdict::RttMode;
 use crate::view::{FlowView, median};
 
-/// Bytes of IPv4 and TCP headers with timestamps in a full segment.
-const HEADERS: f64 = 52.0;
+/// Bytes of IPv4 and TCP headers.
+const HEADERS: f64 = 40.0;
+
+/// Bytes of the option timestamps in a TCP header.
+const TIMESTAMPS: f64 = 12.0;
+
+/// Part of the rate of the path at which a connection fills it.
+pub(crate) const FULL: f64 = 0.85;
 
 /// Facts of one direction.
 #[derive(Clone, Debug)]
@@ -63,7 +69,7 @@ impl<'a> Facts<'a> {
 
     /// Returns the TCP payload rate that a rate of whole packets carries.
     pub fn payload(&self, bps: f64) -> f64 {
-        bps * self.mss() / (self.mss() + HEADERS)
+        bps * self.mss() / self.packet_bytes()
     }
 
     /// Returns the payload rate up to which the path carries, if its ceiling was reached. A ceiling for UDP only is no
@@ -71,6 +77,23 @@ impl<'a> Facts<'a> {
     pub fn path_bps(&self) -> Option<f64> {
         let ceiling = self.ceiling.filter(|ceiling| ceiling.is_reached())?;
         Some(self.payload(ceiling.bps())).filter(|bps| self.best_bps() < *bps * ABOVE)
+    }
+
+    /// Returns true if the baseline fills the path.
+    pub fn fills_path(&self) -> bool {
+        let rate = self.base.as_ref().map_or(0.0, |base| base.rate_bps);
+        self.path_bps().is_some_and(|path| rate >= path * FULL)
+    }
+
+    /// Returns the bytes of headers in a full segment.
+    pub fn headers(&self) -> f64 {
+        let timestamps = self.base.as_ref().is_none_or(|base| base.timestamps);
+        if timestamps { HEADERS + TIMESTAMPS } else { HEADERS }
+    }
+
+    /// Returns the size of the IP packet of a full segment.
+    pub fn packet_bytes(&self) -> f64 {
+        self.mss() + self.headers()
     }
 
     /// Returns the payload rate that the path carries at least.
@@ -147,18 +170,21 @@ impl<'a> Facts<'a> {
         (reordered as f64 / received.max(1) as f64, extent as f64 / 1e6)
     }
 
-    /// Returns the delay of a queue that others fill, seconds: how far the median round trip of the echoes is above the
-    /// smallest one of its port, or the median delay of a train at a low rate above its smallest.
+    /// Returns the delay of a queue that others fill, seconds: the median delay of a train at a low rate above its
+    /// smallest. Without such a train, the median round trip of the echoes above the smallest one of its port, which is
+    /// of both directions.
     pub fn queue_of_others_s(&self) -> f64 {
         let (_, low) = self.evidence.train(Purpose::LowRate, self.direction).unzip();
-        let bins = low.into_iter().flat_map(|train| &train.bins).filter(|bin| bin.received > 0);
-        let of_train = median(bins.map(|bin| bin.delay_min_us as f64 / 1e6).collect());
+        if let Some(train) = low {
+            let bins = train.bins.iter().filter(|bin| bin.received > 0);
+            return median(bins.map(|bin| bin.delay_min_us as f64 / 1e6).collect());
+        }
         let echoes = self.evidence.echoes().map_or(&[][..], |report| &report.echoes[..]);
         let above = |port: &EchoPort| {
             let least = port.rtt_us.iter().min().copied().unwrap_or(0);
             port.rtt_us.iter().map(move |rtt| (rtt - least) as f64 / 1e6).collect::<Vec<f64>>()
         };
-        median(echoes.iter().flat_map(above).collect()).max(of_train)
+        median(echoes.iter().flat_map(above).collect())
     }
 
     /// Returns the round trips of the ports in groups.

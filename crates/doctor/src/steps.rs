@@ -173,9 +173,8 @@ impl Question<'_> {
     fn proof(&self, base: &FlowView) -> Option<Next> {
         let asked = |purpose| self.facts.evidence.has(purpose, self.facts.direction);
         let default = SocketSettings::default;
-        let is_windowed = base.peer_window_share > 0.2 || base.in_flight > base.peer_window * 0.8;
-        let is_buffered = base.send_buffer_share > 0.2 || base.in_flight > base.send_buffer as f64 * 0.75;
-        let reaches = self.facts.path_bps().is_some_and(|path| base.rate_bps > path * 0.9);
+        let (is_windowed, is_buffered) = (base.is_window_limited(), base.is_buffer_limited());
+        let reaches = self.facts.fills_path();
         if (is_windowed || is_buffered) && !reaches {
             if !asked(Purpose::LargeBuffers) {
                 let large = self.large_buffer();
@@ -205,9 +204,8 @@ impl Question<'_> {
         }
         if !reaches && !asked(Purpose::OtherControl) {
             let control = self.other_control(base)?;
-            let large = self.large_buffer();
-            let sender = SocketSettings { congestion: Some(control), ..buffers(None, Some(large)) };
-            return self.flow(Purpose::OtherControl, 1, sender, buffers(Some(large), None));
+            let sender = SocketSettings { congestion: Some(control), ..default() };
+            return self.flow(Purpose::OtherControl, 1, sender, default());
         }
         if !reaches && !asked(Purpose::FourStreams) {
             return self.flow(Purpose::FourStreams, 4, default(), default());
@@ -295,7 +293,7 @@ impl Question<'_> {
     /// Returns the size of an IP packet of a train: that of a full segment, if it passes.
     fn packet(&self) -> u32 {
         let passes = self.facts.mtu().unwrap_or(PACKET_MAX);
-        (self.facts.mss() as u32 + 52).min(passes).clamp(PACKET_MIN, PACKET_MAX)
+        (self.facts.packet_bytes() as u32).min(passes).clamp(PACKET_MIN, PACKET_MAX)
     }
 
     /// Returns a congestion control of the other kind that the sender may use.

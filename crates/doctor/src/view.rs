@@ -5,6 +5,19 @@ use sterna_net::measure::{FlowPair, FlowReport, FlowSample, SAMPLE_EVERY, Stream
 /// Part of a flow that counts as its steady state, from its end. Reason: slow start fills the first half on long paths.
 const STEADY: f64 = 0.5;
 
+/// Share of the time in which a window is the limit.
+const LIMITED: f64 = 0.25;
+
+/// Share of the time in which a window is the only limit.
+const MOSTLY: f64 = 0.5;
+
+/// Part of a window that is in flight when it is the limit.
+const IN_FLIGHT: f64 = 0.85;
+
+/// Part of a full send buffer that is payload in flight. Source: `sterna_proto::limit`, less what waits unsent: with
+/// bbr, 0.7 of the buffer was in flight in the lab.
+const SENT: f64 = 0.65;
+
 /// Part of the steady rate at which the ramp has ended.
 const RAMP_ENDS: f64 = 0.8;
 
@@ -49,8 +62,6 @@ pub struct FlowView {
     pub acks_sent: u64,
     /// Acknowledgements that arrived.
     pub acks_received: u64,
-    /// Segments that arrived out of order.
-    pub out_of_order: u64,
     /// Events of reordering that the sender detected.
     pub reordered: u64,
     /// Median of the data in flight in the steady time, all streams.
@@ -75,10 +86,6 @@ pub struct FlowView {
     pub timestamps: bool,
     /// Window scaling is in use.
     pub window_scaling: bool,
-    /// Shift count of the receiver's windows.
-    pub scale: u8,
-    /// Number of streams.
-    pub streams: usize,
     /// Load of the sender's host.
     pub sender: Load,
     /// Load of the receiver's host.
@@ -182,7 +189,6 @@ impl FlowView {
             lost_in_ramp: sum(senders, |stream| at_time(stream, ramp_end, |s| s.resent)) as u64,
             acks_sent: last(receivers, |s| s.segments_out),
             acks_received: last(senders, |s| s.segments_in),
-            out_of_order: last(receivers, |s| s.out_of_order),
             reordered: last(senders, |s| s.reordered),
             in_flight: sum(senders, |stream| steady_median(stream, &|s| s.in_flight as f64)),
             window: sum(senders, |stream| steady_median(stream, &|s| s.window as f64)),
@@ -200,13 +206,28 @@ impl FlowView {
             sack: of_first.sack,
             timestamps: of_first.timestamps,
             window_scaling: of_first.window_scaling,
-            scale: of_first.peer_scale,
-            streams: senders.len(),
             sender: Load::of(&pair.sender),
             receiver: Load::of(&pair.receiver),
             pause_s: pair.sender.pause_us.max(pair.receiver.pause_us) as f64 / 1e6,
             errors: senders.iter().chain(receivers).filter_map(|stream| stream.error.clone()).collect(),
         }
+    }
+
+    /// Returns true if the window of the receiver is the limit.
+    pub fn is_window_limited(&self) -> bool {
+        self.peer_window_share >= LIMITED || self.in_flight >= self.peer_window * IN_FLIGHT
+    }
+
+    /// Returns true if the send buffer is the limit.
+    pub fn is_buffer_limited(&self) -> bool {
+        // The second witness: the kernel counts the send buffer only when the program waits for it.
+        let is_full = self.in_flight >= self.send_buffer as f64 * SENT && self.window > self.in_flight * 1.2;
+        self.peer_window_share < MOSTLY && (self.send_buffer_share >= LIMITED || is_full)
+    }
+
+    /// Returns true if a window or a buffer was the limit for most of the time, so that nothing else was.
+    pub fn is_held_by_hosts(&self) -> bool {
+        self.peer_window_share >= MOSTLY || self.send_buffer_share >= MOSTLY
     }
 
     /// Returns the part of the segments that were lost.

@@ -68,7 +68,6 @@ pub fn purpose(purpose: Purpose) -> &'static str {
         Purpose::Overload => "behaviour above that rate",
         Purpose::SecondOverload => "behaviour above that rate, after a longer rest",
         Purpose::LowRate => "loss without load",
-        Purpose::Refill => "refill of the bucket",
         Purpose::Paced => "one connection below the rate of the policer",
         Purpose::NearDisk => "disk of this host",
         Purpose::FarDisk => "disk of the agent",

@@ -60,9 +60,6 @@ impl Finding {
     }
 }
 
-/// Part of the rate of the path at which a connection fills it.
-pub(super) const FULL: f64 = 0.85;
-
 /// Returns a rate as a flag takes it, rounded down to three digits: `28.5Mbit`.
 pub(super) fn flag(bps: f64) -> String {
     let (unit, scale) = if bps >= 1e6 { ("Mbit", 1e6) } else { ("kbit", 1e3) };

@@ -1,9 +1,11 @@
 //! Hosts: their processors, and the rate that the user has given.
 
-use super::finding::{FULL, Finding, percent, shown, time};
-use crate::facts::Facts;
+use sterna_net::measure::HostFacts;
+
+use super::finding::{Finding, percent, shown, time};
+use crate::facts::{FULL, Facts};
 use crate::verdict::Cause;
-use crate::view::FlowView;
+use crate::view::{FlowView, Load};
 
 /// Part of all processors of a host that are busy when they are the limit.
 const BUSY: f64 = 0.95;
@@ -18,7 +20,7 @@ pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
     findings.extend(cpu(facts, base));
     findings.extend(disks(facts, base));
     let given = facts.rate_cap_bps();
-    let carried = facts.ceiling.is_some_and(|ceiling| !ceiling.is_reached()) && base.rate_bps > given * 0.85;
+    let carried = facts.ceiling.is_some_and(|ceiling| !ceiling.is_reached()) && base.rate_bps > given * FULL;
     if carried {
         let finding = Finding::new(Cause::RateCap, "give a higher --max-rate").sure(0.95).because(format!(
             "one connection carries {}, and --max-rate is {}: the path would carry more",
@@ -54,29 +56,33 @@ fn disks(facts: &Facts<'_>, base: &FlowView) -> Vec<Finding> {
 /// Part of the rate of a connection below which a disk is slower.
 const SLOW_DISK: f64 = 0.95;
 
+/// Returns the finding of a host whose process gets no processor, or whose thread has used one up.
 fn cpu(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
-    let processors = |count: u32| f64::from(count.max(1));
-    let (sender, receiver) = (facts.sender(), facts.receiver());
-    let is_starved = |host: f64, count: u32, late: f64| host >= processors(count) * BUSY && late > 0.05 || late >= LATE;
-    let (at_sender, at_receiver) = (
-        is_starved(base.sender.host, sender.processors, base.sender.late),
-        is_starved(base.receiver.host, receiver.processors, base.receiver.late),
-    );
-    if !at_sender && !at_receiver {
+    if facts.fills_path() {
         return None;
     }
-    let path = facts.path_bps().unwrap_or(f64::INFINITY);
-    let (place, busy, late) = if at_receiver && base.receiver.late > base.sender.late || !at_sender {
-        ("receiver", base.receiver.host, base.receiver.late)
-    } else {
-        ("sender", base.sender.host, base.sender.late)
+    let ends = [("sender", &base.sender, facts.sender()), ("receiver", &base.receiver, facts.receiver())];
+    let shortage = |load: &Load, host: &HostFacts| {
+        let all = f64::from(host.processors.max(1));
+        let is_starved = load.host >= all * BUSY && load.late > LATE_WHEN_BUSY || load.late >= LATE;
+        // One connection has one thread at each end.
+        is_starved || load.process >= BUSY
     };
-    let remedy = format!("end other programs at the {place}, raise its quota, or give it more processors");
+    let short = ends.into_iter().filter(|(_, load, host)| shortage(load, host));
+    let (place, load, _) = short.max_by(|a, b| (a.1.late + a.1.process).total_cmp(&(b.1.late + b.1.process)))?;
+    let remedy = format!(
+        "end other programs at the {place}, raise its quota, or give it more processors; several connections use several"
+    );
     let finding = Finding::new(Cause::Cpu, remedy).sure(0.7).because(format!(
-        "the {place} had no processor time when it was due in {} of the samples (longest pause {}); its host used {busy:.1} \
-         processors",
-        percent(late),
+        "the {place} used {:.2} processors for one connection, its host {:.1}, and it had no processor when it was due in \
+         {} of the samples (longest pause {})",
+        load.process,
+        load.host,
+        percent(load.late),
         time(base.pause_s)
     ));
-    Some(finding.limits_to(base.rate_bps, base.rate_bps < path * FULL))
+    Some(finding.limits_to(base.rate_bps, true))
 }
+
+/// Part of late samples that shows a process without processor time on a host that is busy.
+const LATE_WHEN_BUSY: f64 = 0.05;

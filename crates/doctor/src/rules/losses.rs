@@ -4,17 +4,23 @@ use std::time::Duration;
 
 use sterna_proto::ByteCount;
 
-use super::finding::{FULL, Finding, flag, percent, shown, time};
+use super::finding::{Finding, flag, percent, shown, time};
 use super::path::REORDERED_MIN;
 use crate::ceiling::Ceiling;
 use crate::evidence::Purpose;
-use crate::facts::Facts;
+use crate::facts::{FULL, Facts};
 use crate::response::{self, Control, PathFacts};
 use crate::verdict::Cause;
 use crate::view::FlowView;
 
 /// Smallest part of lost packets that is trouble. Reason: below it, CUBIC over 100 ms has more than 140 Mbit/s.
 const LOSS_MIN: f64 = 5e-5;
+
+/// Part of the losses of a connection that are left when pacing ends them.
+const ENDED: f64 = 0.25;
+
+/// Part of the rate of a policer from which it holds a connection. Reason: below it, something else may as well.
+const NEAR_POLICER: f64 = 0.5;
 
 /// Expected number of losses without load whose absence refutes random loss. Reason: by chance one time in 150.
 const REFUTED: f64 = 5.0;
@@ -59,7 +65,7 @@ fn at_ceiling(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
             ));
             finding.detail.rate_bps = Some(bps);
             finding.detail.burst_bytes = Some(burst);
-            Some(finding.limits_to(path, base.rate_bps >= path * FULL))
+            Some(finding.limits_to(path, facts.fills_path()))
         }
         Ceiling::AtLeast(_) | Ceiling::Link { .. } => None,
     }
@@ -82,12 +88,17 @@ fn policer(facts: &Facts<'_>, base: &FlowView, bps: f64, burst: f64) -> Finding 
         ByteCount(burst as u64),
         shown(bps)
     ));
-    if let Some(second) = facts.evidence.train(Purpose::SecondOverload, facts.direction)
-        && let Some(Ceiling::Policer { burst, .. }) = Ceiling::of(second.0, second.1)
+    let first = facts.evidence.train(Purpose::Overload, facts.direction);
+    if facts.evidence.has(Purpose::SecondOverload, facts.direction)
+        && let Some(Ceiling::Policer { burst: first, .. }) = first.and_then(|(spec, train)| Ceiling::of(spec, train))
     {
-        finding = finding.because(format!("after a longer rest, {} passed at once", ByteCount(burst as u64))).sure(0.9);
+        let text = format!("after a longer rest, {} passed at once instead of", ByteCount(burst as u64));
+        finding = finding.because(format!("{text} {}", ByteCount(first as u64)));
     }
+    // Losses that pacing ends are those of the policer.
+    let mut ends_losses = false;
     if let Some(paced) = facts.flow(Purpose::Paced) {
+        ends_losses = paced.loss() < base.loss() * ENDED && paced.rate_bps > base.rate_bps;
         finding = finding.because(format!(
             "one connection paced at 95 % of the rate: {}, {} of the packets lost",
             shown(paced.rate_bps),
@@ -99,7 +110,8 @@ fn policer(facts: &Facts<'_>, base: &FlowView, bps: f64, burst: f64) -> Finding 
     finding.detail.burst_bytes = Some(burst);
     // Whatever the congestion control makes of it: the policer is the ceiling, and a gain is what pacing gives.
     finding.detail.reached_bps = Some(path * 0.95);
-    finding.limits_to(path, base.rate_bps < path * 1.1 && base.peer_window_share < 0.5 && base.send_buffer_share < 0.5)
+    let binds = base.rate_bps >= path * NEAR_POLICER || ends_losses;
+    finding.limits_to(path, binds && !base.is_held_by_hosts())
 }
 
 /// Returns the finding of losses that do not depend on the rate.
@@ -109,13 +121,15 @@ fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool) -> Option<Findi
     let of_tcp = base.loss();
     // Losses in a queue of others are theirs.
     let is_shared = is_queued(facts) || is_shared(facts, base);
-    let by_udp = lost >= LOST_MIN && share >= LOSS_MIN && !is_shared;
+    // A connection that should have lost far more refutes the losses of a moment.
+    let is_moment = base.segments as f64 * share > REFUTED && (base.lost as f64) < base.segments as f64 * share * ENDED;
+    let by_udp = lost >= LOST_MIN && share >= LOSS_MIN && !is_shared && !is_moment;
     // A connection that never fills the path and has no queue loses at random too.
     let path = facts.path_bps().unwrap_or(f64::INFINITY);
     let fills = base.rate_bps > path * 0.8 || base.queue_s() > (facts.rtt_s * 0.1).max(0.004);
     // Packets without load refute losses of TCP: it repeats those that were only late, or too large.
     let is_refuted = lost == 0 && sent as f64 * of_tcp > REFUTED || facts.reordered().0 >= REORDERED_MIN;
-    let is_too_large = facts.mtu().is_some_and(|mtu| f64::from(mtu) < facts.mss() + ACK_BYTES);
+    let is_too_large = facts.mtu().is_some_and(|mtu| f64::from(mtu) < facts.packet_bytes());
     let by_tcp = !has_policer
         && !is_refuted
         && !is_too_large
@@ -149,7 +163,7 @@ fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool) -> Option<Findi
         finding = finding.because(format!("the same with {}: {}", other.congestion, shown(other.rate_bps)));
     }
     finding.detail.packets = Some(loss);
-    let binds = base.rate_bps < path * FULL && base.peer_window_share < 0.5 && base.send_buffer_share < 0.5;
+    let binds = !facts.fills_path() && !base.is_held_by_hosts();
     Some(finding.limits_to(limit, binds && !has_policer))
 }
 
@@ -163,14 +177,16 @@ fn ack_path(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     let back = facts.return_ceiling.filter(|ceiling| ceiling.is_reached())?.bps();
     // Acknowledgements per segment that the receiver would send if they all passed.
     let ratio =
-        (base.acks_sent as f64 / base.segments.max(1) as f64).clamp(0.02, 1.0) * ACK_BYTES / (facts.mss() + ACK_BYTES);
-    let limit = back / ratio * facts.mss() / (facts.mss() + ACK_BYTES);
+        (base.acks_sent as f64 / base.segments.max(1) as f64).clamp(0.02, 1.0) * facts.headers() / facts.packet_bytes();
+    let limit = facts.payload(back / ratio);
     let top = facts.path_bps().unwrap_or_else(|| facts.least_bps());
     if limit > top * 1.2 {
         return None;
     }
     let queue = base.queue_s();
-    let binds = base.rate_bps < top * 0.9 && base.peer_window_share < 0.5 && base.send_buffer_share < 0.5;
+    // Near its limit, or with acknowledgements that were lost.
+    let is_near = limit < top || base.ack_loss() > ACKS_LOST;
+    let binds = is_near && !facts.fills_path() && !base.is_held_by_hosts();
     let remedy = format!(
         "ask for at least {} in the return direction, or for queues there that pass small packets first",
         shown(top * ratio)
@@ -187,8 +203,8 @@ fn ack_path(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     Some(finding.limits_to(limit, binds))
 }
 
-/// Bytes of an acknowledgement: IPv4 and TCP with timestamps.
-const ACK_BYTES: f64 = 52.0;
+/// Part of the acknowledgements whose loss shows that the return direction is full.
+const ACKS_LOST: f64 = 0.02;
 
 /// Returns the finding of traffic of others: the path carries more for packets that do not yield than for a connection
 /// that does, and its queue is full nevertheless.
@@ -200,9 +216,14 @@ fn congestion(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     }
     let remedy = "the path is shared: more rate needs a larger share (several connections), another time of day, or \
                   another path";
-    let finding = Finding::new(Cause::Congestion, remedy).sure(if yields { 0.8 } else { 0.6 }).because(format!(
-        "packets without congestion control reach {}, one connection {}: it yields to others; the queue was {} without \
-         our load, and {} with it",
+    // Without packet trains, the rate is that of the best experiment.
+    let (what, sure) = match (facts.ceiling, yields) {
+        (None, _) => ("the fastest experiment reaches", 0.5),
+        (Some(_), true) => ("packets without congestion control reach", 0.8),
+        (Some(_), false) => ("packets without congestion control reach", 0.6),
+    };
+    let finding = Finding::new(Cause::Congestion, remedy).sure(sure).because(format!(
+        "{what} {}, one connection {}: it yields to others; the queue was {} without our load, and {} with it",
         shown(top),
         shown(base.rate_bps),
         time(facts.queue_of_others_s()),
@@ -215,7 +236,6 @@ fn congestion(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
 fn is_shared(facts: &Facts<'_>, base: &FlowView) -> bool {
     let top = facts.path_bps().unwrap_or(0.0).max(facts.least_bps());
     let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.003);
-    let is_windowed = base.peer_window_share > 0.5 || base.send_buffer_share > 0.5;
     // A sender that fills the path with what it sends again has the queue for itself.
-    base.rate_bps < top * FULL && base.sent_bps < top && has_queue && base.lost > 0 && !is_windowed
+    base.rate_bps < top * FULL && base.sent_bps < top && has_queue && base.lost > 0 && !base.is_held_by_hosts()
 }

@@ -10,7 +10,7 @@ mod losses;
 mod path;
 mod windows;
 
-use self::finding::{FULL, Finding, shown};
+use self::finding::{Finding, shown};
 use crate::evidence::{Direction, Evidence};
 use crate::facts::Facts;
 use crate::verdict::{Cause, Step, Verdict};
@@ -75,7 +75,7 @@ fn of_direction(facts: &Facts<'_>) -> Vec<Finding> {
     }
     let rate = facts.base.as_ref().map_or(0.0, |base| base.rate_bps);
     let has_binding = findings.iter().any(|finding| finding.binds);
-    if !has_binding && facts.path_bps().is_some_and(|path| rate < path * FULL) {
+    if !has_binding && facts.path_bps().is_some() && !facts.fills_path() {
         // Something holds the connection that no rule names: the model says which limit is nearest.
         let nearest = findings
             .iter_mut()
@@ -164,14 +164,18 @@ fn clean(facts: &Facts<'_>, rate: f64) -> Verdict {
             format!("one connection carries {}; the path carries {} and more", shown(rate), shown(facts.least_bps()))
         }
     };
-    let filled = facts.path_bps().is_some_and(|path| rate >= path * FULL);
+    let filled = facts.fills_path();
     Verdict {
         limit: Cause::Clean,
         direction: facts.direction,
         share: 0.0,
         confidence: if filled { 0.95 } else { 0.4 },
         evidence: vec![path],
-        remedy: "nothing: the path itself is the limit".to_owned(),
+        remedy: match filled {
+            true => "nothing: the path itself is the limit",
+            false => "none is known: no experiment was faster than the path, or its limit has no name here",
+        }
+        .to_owned(),
         predicted_bps: rate as u64,
         limits_to_bps: None,
         rate_bps: facts.ceiling.map(|ceiling| ceiling.bps() as u64),

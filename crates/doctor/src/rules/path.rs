@@ -2,7 +2,7 @@
 
 use sterna_net::measure::HostFacts;
 
-use super::finding::{FULL, Finding, percent, time};
+use super::finding::{Finding, percent, time};
 use crate::evidence::Purpose;
 use crate::facts::Facts;
 use crate::verdict::Cause;
@@ -56,9 +56,7 @@ fn reordering(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     }
     let remedy = "ask the operators for devices that spread the packets of one connection over several links; senders \
                   with RACK (Linux from 4.18) and sterna copy cope with it";
-    let binds = facts.path_bps().is_some_and(|path| base.rate_bps < path * FULL)
-        && base.peer_window_share < 0.5
-        && base.send_buffer_share < 0.5;
+    let binds = facts.path_bps().is_some() && !facts.fills_path() && !base.is_held_by_hosts();
     let mut finding = Finding::new(Cause::Reordering, remedy).sure(0.9).because(format!(
         "{} of the packets of a port arrived after later ones, up to {} late; the connection saw {} events, and sent {} \
          segments again without need",
@@ -77,7 +75,7 @@ fn sizes(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     let passed = train.sizes.iter().filter(|size| size.received > 0).map(|size| size.bytes).max()?;
     let lost = train.sizes.iter().filter(|size| size.bytes > passed && size.sent >= 3 && size.received == 0);
     let lost = lost.map(|size| size.bytes).min();
-    let segment = base.mss + 52;
+    let segment = facts.packet_bytes() as u32;
     match (lost, train.too_big_mtu) {
         (Some(lost), None) => {
             let remedy = "let ICMP \"fragmentation needed\" pass, or set the MTU of the hosts to what passes; until then: \

@@ -3,23 +3,13 @@
 use sterna_net::measure::HostFacts;
 use sterna_proto::ByteCount;
 
-use super::finding::{FULL, Finding, percent, shown, time};
+use super::finding::{Finding, percent, shown, time};
 use crate::evidence::Purpose;
-use crate::facts::Facts;
+use crate::facts::{FULL, Facts};
 use crate::kernel::{self, KernelVersion};
 use crate::response::{self, PathFacts};
 use crate::verdict::Cause;
 use crate::view::FlowView;
-
-/// Share of the time in which a window is the limit.
-const LIMITED: f64 = 0.25;
-
-/// Part of a window that is in flight when it is the limit.
-const IN_FLIGHT: f64 = 0.85;
-
-/// Part of a full send buffer that is payload in flight. Source: `sterna_proto::limit`, less what waits unsent: with
-/// bbr, 0.7 of the buffer was in flight in the lab.
-const SENT: f64 = 0.65;
 
 /// Part of the receive buffer with unread data that shows a slow reader.
 const UNREAD: f64 = 0.3;
@@ -27,29 +17,19 @@ const UNREAD: f64 = 0.3;
 /// Returns the findings about windows.
 pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
     let Some(base) = &facts.base else { return Vec::new() };
-    if facts.path_bps().is_some_and(|path| base.rate_bps >= path * FULL) && base.window_scaling {
+    if facts.fills_path() && base.window_scaling {
         return Vec::new();
     }
     let mut findings = Vec::new();
     if !base.window_scaling {
         findings.push(no_scaling(facts, base));
-    } else if is_window_limited(base) && base.unread < UNREAD {
+    } else if base.is_window_limited() && base.unread < UNREAD {
         findings.push(receive_buffer(facts, base));
     }
-    if is_buffer_limited(base) {
+    if base.is_buffer_limited() {
         findings.push(send_buffer(facts, base));
     }
     findings
-}
-
-fn is_window_limited(base: &FlowView) -> bool {
-    base.peer_window_share >= LIMITED || base.in_flight >= base.peer_window * IN_FLIGHT
-}
-
-fn is_buffer_limited(base: &FlowView) -> bool {
-    // The second witness: the kernel counts the send buffer only when the program waits for it.
-    let is_full = base.in_flight >= base.send_buffer as f64 * SENT && base.window > base.in_flight * 1.2;
-    base.peer_window_share < 0.5 && (base.send_buffer_share >= LIMITED || is_full)
 }
 
 fn receive_buffer(facts: &Facts<'_>, base: &FlowView) -> Finding {
@@ -58,9 +38,8 @@ fn receive_buffer(facts: &Facts<'_>, base: &FlowView) -> Finding {
     let window = most / 8.0 * rtt;
     let needed = kernel::buffer_for(ByteCount(window as u64), kernel).0 as f64 * 1.1;
     let remedy = format!(
-        "at the receiver: sysctl -w net.ipv4.tcp_rmem='4096 131072 {:.0}' (a window of {} for {} over {}); until then, \
-         several connections",
-        needed,
+        "at the receiver: {} (a window of {} for {} over {}); until then, several connections",
+        kernel::receive_setting(ByteCount(needed as u64).min(kernel::BUFFER_MAX)),
         ByteCount(window as u64),
         shown(most),
         time(rtt),
@@ -86,10 +65,10 @@ fn receive_buffer(facts: &Facts<'_>, base: &FlowView) -> Finding {
 
 fn send_buffer(facts: &Facts<'_>, base: &FlowView) -> Finding {
     let (rtt, most) = (facts.rtt_s, facts.least_bps());
-    let needed = kernel::send_buffer_for(ByteCount((most / 8.0 * rtt) as u64)).0 * 2;
+    let needed = kernel::send_buffer_for(ByteCount((most / 8.0 * rtt) as u64)).0.saturating_mul(2);
     let remedy = format!(
-        "at the sender: sysctl -w net.ipv4.tcp_wmem='4096 16384 {needed}' (twice the data of {} over {}); until then, \
-         several connections",
+        "at the sender: {} (twice the data of {} over {}); until then, several connections",
+        kernel::send_setting(ByteCount(needed).min(kernel::BUFFER_MAX)),
         shown(most),
         time(rtt)
     );
@@ -115,7 +94,7 @@ fn no_scaling(facts: &Facts<'_>, base: &FlowView) -> Finding {
               options"
         }
     };
-    let binds = is_window_limited(base);
+    let binds = base.is_window_limited();
     let mut finding = Finding::new(Cause::NoWindowScaling, place).sure(0.95).because(format!(
         "the connection has no window scaling: at most 65535 bytes in flight, which is {} over {}",
         shown(65535.0 * 8.0 / facts.rtt_s),
@@ -125,29 +104,53 @@ fn no_scaling(facts: &Facts<'_>, base: &FlowView) -> Finding {
     finding
 }
 
-/// Adds what the experiments with other buffers show.
+/// Adds the results of the experiments with other buffers. Without a privilege, a host gives no more than its maximum
+/// (`rmem_max`, `wmem_max`): such a result shows nothing about the path.
 fn prove(facts: &Facts<'_>, base: &FlowView, mut finding: Finding, half: Purpose, words: &str) -> Finding {
+    let is_receiver = half == Purpose::HalfReceiveBuffer;
+    let buffer = |view: &FlowView| if is_receiver { view.receive_buffer } else { view.send_buffer } as f64;
     if let Some(less) = facts.flow(half) {
-        let ratio = less.rate_bps / base.rate_bps.max(1.0);
-        finding = finding.because(format!("with {words}: {}, {:.2} times the rate", shown(less.rate_bps), ratio));
-        finding.confidence += if (0.35..0.7).contains(&ratio) { 0.12 } else { -0.25 };
+        if HALF.contains(&(buffer(&less) / buffer(base).max(1.0))) {
+            let ratio = less.rate_bps / base.rate_bps.max(1.0);
+            finding = finding.because(format!("with {words}: {}, {ratio:.2} times the rate", shown(less.rate_bps)));
+            finding.confidence += if (0.35..0.7).contains(&ratio) { 0.12 } else { -0.25 };
+        } else {
+            finding = finding.because(refused(words, &less, is_receiver));
+        }
     }
     if let Some(large) = facts.flow(Purpose::LargeBuffers) {
-        let ratio = large.rate_bps / base.rate_bps.max(1.0);
-        finding = finding.because(format!(
-            "with buffers of {}: {}, {ratio:.2} times the rate",
-            ByteCount(large.receive_buffer.max(large.send_buffer)),
-            shown(large.rate_bps)
-        ));
-        finding.confidence += if ratio > 1.15 { 0.12 } else { -0.1 };
-        // A window that the shift count of the receiver bounds is no measure of the path.
-        if !is_window_limited(&large) && ratio > 1.15 {
-            finding.detail.reached_bps = Some(large.rate_bps);
+        let given = ByteCount(buffer(&large) as u64);
+        if buffer(&large) < buffer(base) * LARGER {
+            finding = finding.because(refused("a larger buffer", &large, is_receiver));
+        } else {
+            let ratio = large.rate_bps / base.rate_bps.max(1.0);
+            let text = format!("with buffers of {given}: {}, {ratio:.2} times the rate", shown(large.rate_bps));
+            finding = finding.because(text);
+            finding.confidence += if ratio > GAINS { 0.12 } else { -0.1 };
+            // A window that the shift count of the receiver bounds is no measure of the path.
+            if !large.is_window_limited() && ratio > GAINS {
+                finding.detail.reached_bps = Some(large.rate_bps);
+            }
         }
     }
     finding.confidence = finding.confidence.clamp(0.1, 0.99);
     finding
 }
+
+/// Returns the sentence about a buffer that the host did not give.
+fn refused(words: &str, flow: &FlowView, is_receiver: bool) -> String {
+    let (end, buffer) = if is_receiver { ("receiver", flow.receive_buffer) } else { ("sender", flow.send_buffer) };
+    format!("{words} was not tested: the {end} gives {} to a program without CAP_NET_ADMIN", ByteCount(buffer))
+}
+
+/// Buffer of the experiment with half of it, as part of the buffer of the baseline. Reason: the kernel rounds.
+const HALF: std::ops::Range<f64> = 0.4..0.7;
+
+/// Multiple of the buffer of the baseline from which a buffer is larger.
+const LARGER: f64 = 1.2;
+
+/// Multiple of the rate from which an experiment gains.
+const GAINS: f64 = 1.15;
 
 /// Returns limits of buffers that do not bind yet: the ladder above the first step.
 pub(super) fn steps(facts: &Facts<'_>, findings: &[Finding]) -> Vec<(Cause, f64)> {

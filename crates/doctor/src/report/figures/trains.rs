@@ -219,7 +219,7 @@ struct Point {
 
 /// Draws loss against rate of the trains of one direction; `None` without two trains.
 pub(super) fn losses(evidence: &Evidence, direction: Direction) -> Option<Figure> {
-    let purposes = [Purpose::LowRate, Purpose::Capacity, Purpose::Overload, Purpose::SecondOverload, Purpose::Refill];
+    let purposes = [Purpose::LowRate, Purpose::Capacity, Purpose::Overload, Purpose::SecondOverload];
     let trains = purposes.into_iter().flat_map(|purpose| {
         evidence.trains(purpose, direction).map(move |(spec, train)| Point {
             purpose,
