@@ -176,6 +176,9 @@ pub struct Evidence {
     pub far: HostFacts,
     /// Time in which the agent accepted the connection, microseconds.
     pub connect_us: u64,
+    /// The path carries IPv6.
+    #[serde(default)]
+    pub is_ipv6: bool,
     /// Experiments in order of time.
     pub records: Vec<Record>,
 }

@@ -8,8 +8,9 @@ use crate::evidence::{Direction, Evidence, Purpose};
 use crate::verdict::RttMode;
 use crate::view::{FlowView, median};
 
-/// Bytes of IPv4 and TCP headers.
+/// Bytes of the headers of IPv4 and TCP, and of IPv6 and TCP.
 const HEADERS: f64 = 40.0;
+const HEADERS_V6: f64 = 60.0;
 
 /// Bytes of the option timestamps in a TCP header.
 const TIMESTAMPS: f64 = 12.0;
@@ -88,7 +89,8 @@ impl<'a> Facts<'a> {
     /// Returns the bytes of headers in a full segment.
     pub fn headers(&self) -> f64 {
         let timestamps = self.base.as_ref().is_none_or(|base| base.timestamps);
-        if timestamps { HEADERS + TIMESTAMPS } else { HEADERS }
+        let headers = if self.evidence.is_ipv6 { HEADERS_V6 } else { HEADERS };
+        if timestamps { headers + TIMESTAMPS } else { headers }
     }
 
     /// Returns the size of the IP packet of a full segment.
@@ -105,11 +107,10 @@ impl<'a> Facts<'a> {
         carried.max(self.best_bps())
     }
 
-    /// Returns the rate to which the doctor was bound, bit/s.
-    pub fn rate_cap_bps(&self) -> f64 {
-        let baseline = self.evidence.flow(Purpose::Baseline, self.direction);
-        let pacing = baseline.and_then(|(spec, _)| Some(spec.sender.pacing_bps? * u64::from(spec.streams)));
-        pacing.map_or(f64::INFINITY, |bps| bps as f64)
+    /// Returns the rate to which the user bound the doctor, bit/s; `None`: to none.
+    pub fn rate_cap_bps(&self) -> Option<f64> {
+        let (spec, _) = self.evidence.flow(Purpose::Baseline, self.direction)?;
+        Some(spec.sender.pacing_bps?.saturating_mul(spec.streams.into()) as f64)
     }
 
     /// Returns the highest payload rate of any flow.

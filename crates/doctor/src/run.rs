@@ -31,6 +31,7 @@ pub fn examine(
         near: host_facts(),
         far: measurement.far_host().clone(),
         connect_us: micros(measurement.connect_time()),
+        is_ipv6: measurement.remote().is_ipv6(),
         records: Vec::new(),
     };
     let start = Instant::now();

@@ -17,10 +17,11 @@ use crate::view::FlowView;
 /// Bounds of an examination.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bounds {
-    /// Time for all experiments.
-    pub time: Duration,
-    /// Highest rate of all packets together.
-    pub rate_max: BitRate,
+    /// Time for all experiments; `None`: that of [`default_time`] over the round trip of the path.
+    pub time: Option<Duration>,
+    /// Highest rate of all packets together; `None`: TCP is not bound, and packet trains have at most
+    /// [`TRAIN_RATE_MAX_BPS`].
+    pub rate_max: Option<BitRate>,
     /// Directory of this host whose disk is measured.
     pub near_disk: Option<String>,
     /// Directory of the agent whose disk is measured.
@@ -38,23 +39,33 @@ pub struct Next {
     pub experiment: Experiment,
 }
 
-/// Returns the default time of an examination over a path.
-///
-/// Reason: 60 s up to 200 ms of round trip, and 120 s at 660 ms.
+impl Bounds {
+    /// Returns the time for all experiments over a path, seconds.
+    fn time_s(&self, rtt: Duration) -> f64 {
+        self.time.unwrap_or_else(|| default_time(rtt)).as_secs_f64()
+    }
+
+    /// Returns the smaller one of a rate and the highest allowed rate, bit/s.
+    fn allowed(&self, bps: f64) -> f64 {
+        self.rate_max.map_or(bps, |most| bps.min(most.0 as f64))
+    }
+
+    /// Returns the highest rate of a packet train, bit/s.
+    fn train_max(&self) -> f64 {
+        self.allowed(TRAIN_RATE_MAX_BPS)
+    }
+}
+
+/// Returns the default time of an examination over a path: 60 s up to 200 ms of round trip, and 120 s from 660 ms on.
 pub fn default_time(rtt: Duration) -> Duration {
     let above = rtt.saturating_sub(Duration::from_millis(200)).as_secs_f64();
-    Duration::from_secs_f64((60.0 + above * 60.0 / 0.46).min(180.0))
+    Duration::from_secs_f64((60.0 + above * 60.0 / 0.46).min(120.0))
 }
 
 /// Returns the next experiment; `None`: the examination is complete, or its time is used up.
 pub fn next(evidence: &Evidence, bounds: &Bounds) -> Option<Next> {
     if !evidence.has(Purpose::Echoes, Direction::Forward) {
-        let spec = EchoSpec { ports: ECHO_PORTS, per_port: ECHO_COUNT, interval_us: 2000, packet_bytes: 128 };
-        return Some(Next {
-            purpose: Purpose::Echoes,
-            direction: Direction::Forward,
-            experiment: Experiment::Echo { spec },
-        });
+        return Some(echoes(bounds));
     }
     for (purpose, path) in [(Purpose::NearDisk, &bounds.near_disk), (Purpose::FarDisk, &bounds.far_disk)] {
         if let Some(path) = path.clone().filter(|_| !evidence.has(purpose, Direction::Forward)) {
@@ -62,7 +73,7 @@ pub fn next(evidence: &Evidence, bounds: &Bounds) -> Option<Next> {
         }
     }
     let used = evidence.records.last().map_or(0, |record| record.start_ms + record.time_ms);
-    let left_s = bounds.time.as_secs_f64() - used as f64 / 1e3;
+    let left_s = bounds.time_s(evidence.rtt()) - used as f64 / 1e3;
     let baseline = |direction| Question { facts: &Facts::new(evidence, direction), bounds, left_s }.baseline();
     let missing = Direction::ALL.into_iter().find(|direction| !evidence.has(Purpose::Baseline, *direction));
     if let Some(direction) = missing {
@@ -79,7 +90,19 @@ pub fn next(evidence: &Evidence, bounds: &Bounds) -> Option<Next> {
 fn left_of_reverse(evidence: &Evidence, bounds: &Bounds) -> f64 {
     let baseline = evidence.record(Purpose::Baseline, Direction::Reverse);
     let begin = baseline.map_or(0, |record| record.start_ms + record.time_ms);
-    (bounds.time.as_secs_f64() - begin as f64 / 1e3) / 2.0
+    (bounds.time_s(evidence.rtt()) - begin as f64 / 1e3) / 2.0
+}
+
+/// Returns the echoes of an examination. They are slower than usual if the highest rate demands it.
+fn echoes(bounds: &Bounds) -> Next {
+    let at_rate_us = f64::from(ECHO_BYTES) * 8e6 / bounds.allowed(f64::INFINITY);
+    let spec = EchoSpec {
+        ports: ECHO_PORTS,
+        per_port: ECHO_COUNT,
+        interval_us: ECHO_INTERVAL_US.max(at_rate_us.ceil() as u64),
+        packet_bytes: ECHO_BYTES,
+    };
+    Next { purpose: Purpose::Echoes, direction: Direction::Forward, experiment: Experiment::Echo { spec } }
 }
 
 /// Ports of the echoes. Reason: of 128 paths, this many flows see a third; of two paths, each is seen.
@@ -87,6 +110,12 @@ const ECHO_PORTS: u32 = 64;
 
 /// Echoes of each port.
 const ECHO_COUNT: u32 = 8;
+
+/// Size of the IP packets of echoes.
+const ECHO_BYTES: u32 = 128;
+
+/// Time from one echo to the next, microseconds. Reason: all of them take a second, at 0.5 Mbit/s.
+const ECHO_INTERVAL_US: u64 = 2000;
 
 /// Sizes of packets that the sweep sends: those of tunnels, of Ethernet and of jumbo frames.
 const SIZES: [u32; 16] =
@@ -108,8 +137,8 @@ const PER_SIZE: u32 = 6;
 /// Lowest rate of a train that searches the rate of a path, bit/s.
 const SEARCH_MIN: f64 = 4e6;
 
-/// Highest rate of a train, bit/s. Reason: one processor sends and one receives it.
-const SEARCH_MAX: f64 = 2e9;
+/// Highest rate of a packet train, bit/s. Reason: one processor sends and one receives it.
+pub const TRAIN_RATE_MAX_BPS: f64 = 2e9;
 
 /// Factor from one search to the next.
 const SEARCH_FACTOR: f64 = 4.0;
@@ -220,8 +249,10 @@ impl Question<'_> {
         if failed || trains.len() >= SEARCHES_MAX || self.facts.ceiling.is_some_and(Ceiling::is_reached) {
             return None;
         }
-        let most = SEARCH_MAX.min(self.bounds.rate_max.0 as f64);
+        let most = self.bounds.train_max();
         let rate = match trains.last() {
+            // Packets without congestion control would show less than the connection did.
+            None if base.rate_bps >= TRAIN_RATE_MAX_BPS => return None,
             None => (base.rate_bps * 3.0).max(SEARCH_MIN),
             Some((spec, train)) if is_outrun(spec, train) || spec.rate_bps as f64 >= most * 0.99 => return None,
             Some((spec, _)) => spec.rate_bps as f64 * SEARCH_FACTOR,
@@ -230,25 +261,23 @@ impl Question<'_> {
     }
 
     fn overload(&self, purpose: Purpose, bps: f64, rest_ms: u64) -> Option<Next> {
-        let most = SEARCH_MAX.min(self.bounds.rate_max.0 as f64);
         // Long enough that a queue of a round trip fills.
         let time = (self.facts.rtt_s / (OVERLOAD - 1.0) * 1.5 + 1.0).clamp(2.0, 4.0);
-        self.train(purpose, bps.min(most), (time * 1e3) as u64, vec![self.packet()], rest_ms)
+        self.train(purpose, bps.min(self.bounds.train_max()), (time * 1e3) as u64, vec![self.packet()], rest_ms)
     }
 
     fn low_rate(&self, base: &FlowView) -> Option<Next> {
         let ceiling = self.facts.ceiling.map_or(base.rate_bps * 4.0, Ceiling::bps);
         // A twentieth of the rate of the path, in packets that make many of it.
-        let rate = (ceiling / 20.0).clamp(2e5, 8e6);
+        let rate = self.bounds.allowed((ceiling / 20.0).clamp(2e5, 8e6));
         self.train(Purpose::LowRate, rate, 2500, vec![LOW_RATE_PACKET], 300)
     }
 
     fn sizes(&self) -> Option<Next> {
         // A connection that stands still may do so for the size of its packets.
         let carried = if self.facts.best_bps() < STALLED { STALLED_SIZES } else { self.facts.best_bps() / 4.0 };
-        let rate = carried.min(self.bounds.rate_max.0 as f64);
         let bits: u32 = SIZES.iter().sum::<u32>() * 8 * PER_SIZE;
-        let rate = rate.clamp(2e5, 2e7);
+        let rate = self.bounds.allowed(carried.clamp(2e5, 2e7));
         let time_ms = (f64::from(bits) / rate * 1e3) as u64;
         self.train(Purpose::Sizes, rate, time_ms.max(1), SIZES.to_vec(), 200)
     }
@@ -263,7 +292,7 @@ impl Question<'_> {
     fn flow(&self, purpose: Purpose, streams: u32, sender: SocketSettings, receiver: SocketSettings) -> Option<Next> {
         let rtt = self.facts.rtt_s;
         let time = match purpose {
-            Purpose::Baseline => (rtt * 20.0 + 3.0).clamp(4.0, 16.0).min(self.bounds.time.as_secs_f64() / 4.0),
+            Purpose::Baseline => (rtt * 20.0 + 3.0).clamp(4.0, 16.0).min(self.time_s() / 4.0),
             _ => (rtt * 12.0 + 2.0).clamp(3.0, 10.0),
         };
         let rounds = FLOW_ROUNDS + STREAM_ROUNDS * f64::from(streams.saturating_sub(1));
@@ -271,8 +300,8 @@ impl Question<'_> {
             return None;
         }
         let direction = self.facts.direction;
-        let cap = self.bounds.rate_max.0 / u64::from(streams);
-        let pacing_bps = Some(sender.pacing_bps.map_or(cap, |given| given.min(cap)));
+        let cap = self.bounds.rate_max.map(|most| most.0 / u64::from(streams));
+        let pacing_bps = [sender.pacing_bps, cap].into_iter().flatten().min();
         let spec = FlowSpec {
             direction: direction.of_data(),
             streams,
@@ -282,6 +311,11 @@ impl Question<'_> {
             receiver,
         };
         Some(Next { purpose, direction, experiment: Experiment::Flow { spec } })
+    }
+
+    /// Returns the time for all experiments, seconds.
+    fn time_s(&self) -> f64 {
+        self.bounds.time_s(self.facts.evidence.rtt())
     }
 
     /// Returns a buffer for twice the data of the path, bookkeeping included.

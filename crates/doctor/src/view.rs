@@ -250,10 +250,11 @@ impl FlowView {
 fn end_of(pair: &FlowPair, time_s: f64) -> f64 {
     let last = pair.receiver.streams.iter().filter_map(|stream| stream.samples.last()).map(|s| seconds(s.at_us));
     let last = last.fold(0.0, f64::max);
-    let all = |at: f64| sum(&pair.receiver.streams, |stream| at_time(stream, at, |s| s.received));
-    let total = all(last);
-    let complete = pair.receiver.streams.iter().flat_map(|stream| &stream.samples).map(|s| seconds(s.at_us));
-    let arrived = complete.filter(|at| all(*at) >= total).fold(last, f64::min);
+    let complete = |stream: &StreamReport| {
+        let total = stream.samples.last()?.received;
+        stream.samples.iter().find(|sample| sample.received >= total).map(|sample| seconds(sample.at_us))
+    };
+    let arrived = pair.receiver.streams.iter().filter_map(complete).fold(0.0, f64::max);
     if arrived < time_s * 0.9 { arrived.max(0.05) } else { time_s.min(last).max(0.05) }
 }
 

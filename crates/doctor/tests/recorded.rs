@@ -9,9 +9,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sterna_doctor::evidence::Evidence;
+use std::time::Duration;
+
+use sterna_doctor::evidence::{Evidence, Experiment, Outcome, Record};
 use sterna_doctor::rules::diagnose;
+use sterna_doctor::steps::{Bounds, Next, next};
 use sterna_doctor::verdict::Cause;
+use sterna_proto::BitRate;
+use sterna_seeded::{Seeded, for_seeds};
 
 /// Largest evidence, bytes.
 const EVIDENCE_BYTES_MAX: usize = 16 << 20;
@@ -66,4 +71,49 @@ fn recorded_examinations_have_the_imposed_verdicts() {
         }
     }
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), paths.len(), wrong.join("\n"));
+}
+
+/// Returns the rate of all packets of an experiment, bit/s, and the time of its data, milliseconds.
+fn rate_and_time(experiment: &Experiment) -> (Option<u64>, u64) {
+    match experiment {
+        Experiment::Echo { spec } => {
+            let rate = u64::from(spec.packet_bytes) * 8_000_000 / spec.interval_us;
+            (Some(rate), u64::from(spec.ports * spec.per_port) * spec.interval_us / 1000)
+        }
+        Experiment::Flow { spec } => (spec.sender.pacing_bps.map(|bps| bps * u64::from(spec.streams)), spec.time_ms),
+        Experiment::Train { spec, rest_ms } => (Some(spec.rate_bps), spec.time_ms + rest_ms),
+        Experiment::Disk { .. } => (Some(0), 0),
+    }
+}
+
+#[test]
+fn experiments_keep_to_rate_and_time_whatever_comes_back() {
+    let recorded: Vec<Evidence> = bundles().iter().map(|path| evidence(path)).collect();
+    for_seeds("experiments", 400, |seed| {
+        let mut draw = Seeded::new(seed);
+        let most = draw.chance(800).then(|| BitRate(100_000 + draw.below(300_000_000)));
+        let time = Duration::from_millis(1000 + draw.below(120_000));
+        let bounds = Bounds { time: Some(time), rate_max: most, near_disk: None, far_disk: None };
+        let of = &recorded[draw.index(recorded.len())];
+        let mut so_far = Evidence { records: Vec::new(), ..of.clone() };
+        let mut clock_ms = 0;
+        while let Some(Next { purpose, direction, experiment }) = next(&so_far, &bounds) {
+            let (rate, data_ms) = rate_and_time(&experiment);
+            if let Some(most) = most {
+                assert!(rate.is_some_and(|rate| rate <= most.0), "{purpose:?}: {rate:?} of {most}: {experiment:?}");
+            }
+            // Echoes come first, whatever the time is.
+            let end = Duration::from_millis(clock_ms + data_ms);
+            assert!(so_far.records.is_empty() || end <= time, "{purpose:?} ends at {end:?} of {time:?}");
+            let other = &recorded[draw.index(recorded.len())];
+            let source = if draw.chance(700) { of } else { other };
+            let known = source.record(purpose, direction).filter(|_| draw.chance(900));
+            let outcome = known.map_or(Outcome::Failed("lost".to_owned()), |record| record.outcome.clone());
+            let time_ms = data_ms + draw.below(3000);
+            so_far.records.push(Record { purpose, direction, start_ms: clock_ms, time_ms, experiment, outcome });
+            clock_ms += time_ms;
+            assert!(so_far.records.len() < 64, "{:?}", so_far.records.iter().map(|r| r.purpose).collect::<Vec<_>>());
+        }
+        diagnose(&so_far);
+    });
 }

@@ -224,7 +224,8 @@ fn differences(before: &Report, after: &Report) -> Vec<String> {
     differ("the address of B", &before.path.address, &after.path.address);
     differ("the kernel of A", &before.path.near_kernel, &after.path.near_kernel);
     differ("the kernel of B", &before.path.far_kernel, &after.path.far_kernel);
-    differ("the maximum of the rate", &text::rate(before.rate_max_bps), &text::rate(after.rate_max_bps));
+    let most = |report: &Report| report.rate_max_bps.map_or("none".to_owned(), text::rate);
+    differ("the maximum of the rate", &most(before), &most(after));
     if before.started > after.started {
         texts.push("the first report is later than the second one".to_owned());
     }

@@ -82,6 +82,8 @@ pub struct Rulings<'a> {
     report: &'a Report,
     facts: Facts<'a>,
     base: FlowView,
+    /// Bytes of headers in a full segment.
+    headers: u32,
     path: Option<&'a PathDirection>,
 }
 
@@ -102,9 +104,10 @@ impl<'a> Rulings<'a> {
     /// Returns the judgements of one direction; `None` without a baseline.
     pub fn new(evidence: &'a Evidence, report: &'a Report, direction: Direction) -> Option<Self> {
         let mut facts = Facts::new(evidence, direction);
+        let headers = facts.headers() as u32;
         let base = facts.base.take()?;
         let path = report.path.directions.iter().find(|path| path.direction == direction);
-        Some(Self { report, facts, base, path })
+        Some(Self { report, facts, base, headers, path })
     }
 
     /// Returns the judgement on a cause.
@@ -247,7 +250,7 @@ impl<'a> Rulings<'a> {
         let Some((_, train)) = self.facts.evidence.train(Purpose::Sizes, self.facts.direction) else {
             return Ruling::Open("no sweep of packet sizes has a result".to_owned());
         };
-        let segment = self.base.mss + HEADERS;
+        let segment = self.base.mss.saturating_add(self.headers);
         let vanished = train.sizes.iter().find(|size| size.sent > 0 && size.received == 0 && size.bytes <= segment);
         match (vanished, train.sizes.iter().filter(|size| size.received > 0).map(|size| size.bytes).max()) {
             (None, Some(largest)) => {
@@ -293,14 +296,13 @@ impl<'a> Rulings<'a> {
                     text::percent(base.sender.late.max(base.receiver.late))
                 ),
             ),
-            _ => (
-                base.rate_bps < self.report.rate_max_bps as f64 * 0.8,
-                format!(
-                    "the rate is {} of the {} allowed",
-                    text::rate(base.rate_bps as u64),
-                    BitRate(self.report.rate_max_bps)
-                ),
-            ),
+            _ => match self.report.rate_max_bps {
+                None => (true, "no rate was given".to_owned()),
+                Some(most) => {
+                    let rate = text::rate(base.rate_bps as u64);
+                    (base.rate_bps < most as f64 * 0.8, format!("the rate is {rate} of the {} allowed", BitRate(most)))
+                }
+            },
         };
         if is_excluded { Ruling::Excluded(observed) } else { Ruling::Open(observed) }
     }
@@ -317,9 +319,6 @@ const REORDERED_NONE: f64 = 1e-4;
 
 /// Part of the receive buffer with unread data below which the program reads in time.
 const UNREAD_NONE: f64 = 0.25;
-
-/// Bytes of IPv4 and TCP headers with timestamps in a full segment.
-const HEADERS: u32 = 52;
 
 fn option(is_used: bool, name: &str) -> Ruling {
     match is_used {

@@ -128,10 +128,10 @@ impl Page<'_> {
                 @for (index, verdict) in self.report.verdicts.iter().enumerate() {
                     (self.verdict(index, verdict, figures))
                 }
-                @if !self.report.own.is_empty() {
+                @if !self.report.notes.is_empty() {
                     p.note {
-                        strong { "Hosts: " }
-                        (self.report.own.iter().map(|line| safe(line)).collect::<Vec<_>>().join("; "))
+                        strong { "Note: " }
+                        (self.report.notes.iter().map(|line| safe(line)).collect::<Vec<_>>().join("; "))
                     }
                 }
             }
@@ -244,8 +244,11 @@ impl Page<'_> {
                 h2 { "How it was measured" }
                 p { "Both hosts ran Sterna " (safe(&self.report.sterna)) ". The data of flows was generated in \
                      memory and discarded by the receiver, so no disk took part in them. No setting of a host was changed: each experiment \
-                     sets options of its own sockets. No experiment was faster than "
-                     (text::rate(self.report.rate_max_bps)) ", the maximum that the user allowed." }
+                     sets options of its own sockets."
+                     @if let Some(most) = self.report.rate_max_bps {
+                         " No experiment was faster than " (text::rate(most)) ", the maximum that the user allowed."
+                     }
+                }
                 ul {
                     li { strong { "Flows" } " are TCP connections without encryption. Both kernels were read every 50 ms \
                         (TCP_INFO): segments sent, delivered and sent again, windows, and the time for which the window of \

@@ -9,7 +9,7 @@ pub mod text;
 
 use serde::{Deserialize, Serialize};
 
-use crate::evidence::{Direction, Evidence, Purpose};
+use crate::evidence::{Direction, Evidence, Experiment, Outcome, Purpose, Record};
 use crate::facts::Facts;
 use crate::rules::diagnose;
 use crate::verdict::{RttMode, Step, Verdict};
@@ -40,10 +40,11 @@ pub struct Report {
     pub started: u64,
     /// Target as the user gave it.
     pub target: String,
-    /// Highest rate that the user has allowed, bit/s.
-    pub rate_max_bps: u64,
-    /// Pauses and processor time of our own, in words, where they may have changed a result.
-    pub own: Vec<String>,
+    /// Highest rate that the user has allowed, bit/s; absent: any.
+    pub rate_max_bps: Option<u64>,
+    /// Circumstances that may have changed a result, in words: pauses of the hosts, packets of UDP that did not pass,
+    /// connections that ended early.
+    pub notes: Vec<String>,
 }
 
 /// Path between the hosts.
@@ -125,8 +126,8 @@ pub struct About {
     pub agent_key: String,
     /// Start, seconds since 1970.
     pub started: u64,
-    /// Highest rate that the user has allowed, bit/s.
-    pub rate_max_bps: u64,
+    /// Highest rate that the user has allowed, bit/s; absent: any.
+    pub rate_max_bps: Option<u64>,
 }
 
 impl Report {
@@ -154,7 +155,7 @@ impl Report {
             started: about.started,
             target: about.target.clone(),
             rate_max_bps: about.rate_max_bps,
-            own: own(evidence),
+            notes: notes(evidence),
         }
     }
 }
@@ -186,7 +187,7 @@ fn cost(evidence: &Evidence) -> Cost {
             bytes: record.cost_bytes(),
             time_s: record.time_ms as f64 / 1e3,
             failed: match &record.outcome {
-                crate::evidence::Outcome::Failed(reason) => Some(reason.clone()),
+                Outcome::Failed(reason) => Some(reason.clone()),
                 _ => None,
             },
         })
@@ -198,16 +199,34 @@ fn cost(evidence: &Evidence) -> Cost {
 /// Pause of our own process that may change a result, seconds.
 const OWN_PAUSE_S: f64 = 0.2;
 
-/// Returns what our own hosts did to the results.
-fn own(evidence: &Evidence) -> Vec<String> {
-    let mut lines = Vec::new();
-    for direction in Direction::ALL {
-        let facts = Facts::new(evidence, direction);
-        let Some(base) = facts.base else { continue };
-        if base.pause_s > OWN_PAUSE_S {
-            let name = direction.name();
-            lines.push(format!("{name}: a host of ours paused for {:.0} ms during the baseline", base.pause_s * 1e3));
-        }
+/// Returns the circumstances that may have changed a result.
+fn notes(evidence: &Evidence) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !has_udp_passed(evidence) {
+        let text = "no packet of UDP passed, so the verdicts rest on TCP alone: let UDP to the agent pass, to a fixed \
+                    port with `sterna agent --measure-port PORT`";
+        notes.push(text.to_owned());
     }
-    lines
+    for direction in Direction::ALL {
+        let Some(base) = Facts::new(evidence, direction).base else { continue };
+        let name = direction.name();
+        if base.pause_s > OWN_PAUSE_S {
+            notes.push(format!("{name}: a host of ours paused for {:.0} ms during the baseline", base.pause_s * 1e3));
+        }
+        // Each of several streams has the same words.
+        notes.extend(base.errors.first().map(|error| format!("{name}: the baseline ended early: {error}")));
+    }
+    notes
+}
+
+/// Returns true if packets of UDP arrived, or none was sent.
+fn has_udp_passed(evidence: &Evidence) -> bool {
+    let arrived = |record: &Record| match &record.outcome {
+        Outcome::Echo(report) => report.echoes.iter().any(|port| port.reflected > 0 || !port.rtt_us.is_empty()),
+        Outcome::Train(report) => report.received > 0,
+        _ => false,
+    };
+    let is_udp = |record: &&Record| matches!(record.experiment, Experiment::Echo { .. } | Experiment::Train { .. });
+    let mut packets = evidence.records.iter().filter(is_udp).peekable();
+    packets.peek().is_none() || packets.any(arrived)
 }

@@ -32,7 +32,7 @@ pub fn lines(report: &Report) -> Vec<String> {
     }
     lines.push(String::new());
     lines.extend(path(report));
-    lines.extend(report.own.iter().map(|line| format!("note: {line}")));
+    lines.extend(report.notes.iter().map(|line| format!("note: {line}")));
     // Releases of kernels and reasons of failures come from the peer.
     lines.into_iter().map(|line| plain(&line).into_owned()).collect()
 }

@@ -19,9 +19,8 @@ pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(cpu(facts, base));
     findings.extend(disks(facts, base));
-    let given = facts.rate_cap_bps();
-    let carried = facts.ceiling.is_some_and(|ceiling| !ceiling.is_reached()) && base.rate_bps > given * FULL;
-    if carried {
+    let carries_more = facts.ceiling.is_some_and(|ceiling| !ceiling.is_reached());
+    if let Some(given) = facts.rate_cap_bps().filter(|given| carries_more && base.rate_bps > given * FULL) {
         let finding = Finding::new(Cause::RateCap, "give a higher --max-rate").sure(0.95).because(format!(
             "one connection carries {}, and --max-rate is {}: the path would carry more",
             shown(base.rate_bps),

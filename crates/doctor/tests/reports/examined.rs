@@ -169,7 +169,7 @@ pub fn policed() -> Evidence {
     let train = train(&clean, 300e6, Duration::from_millis(400), hosts, draw);
     records.train(Purpose::Capacity, Direction::Reverse, train);
     records.flow(Purpose::HalfReceiveBuffer, Direction::Reverse, flow(46_000_000, Held::Window));
-    Evidence { near: host("6.18.0"), far: host("6.1.0"), connect_us: 30_100, records: records.0 }
+    Evidence { near: host("6.18.0"), far: host("6.1.0"), connect_us: 30_100, is_ipv6: false, records: records.0 }
 }
 
 /// Returns what [`policed`] is about.
@@ -180,6 +180,6 @@ pub fn about() -> About {
         local: "198.51.100.4".to_owned(),
         agent_key: "SHA256:agent".to_owned(),
         started: 1_790_000_000,
-        rate_max_bps: 10_000_000_000,
+        rate_max_bps: Some(10_000_000_000),
     }
 }

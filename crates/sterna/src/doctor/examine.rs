@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sterna_doctor::bundle::{Bundle, Proof, SignedBundle};
 use sterna_doctor::report::{About, text};
 use sterna_doctor::run::examine;
-use sterna_doctor::steps::{Bounds, default_time};
+use sterna_doctor::steps::Bounds;
 use sterna_net::engine::{Cancel, Engine, Trust};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
@@ -30,9 +30,8 @@ pub fn run(flags: &ExamineFlags) -> Result<u8, Error> {
     })?;
     let engine = Engine::new(identity.clone(), trust as Arc<dyn Trust>);
     let mut measurement = engine.measure(&agent, flags.from, &cancel)?;
-    let time = flags.time.unwrap_or_else(|| default_time(measurement.connect_time()));
     let bounds = Bounds {
-        time,
+        time: flags.time,
         rate_max: flags.max_rate,
         near_disk: flags.disk.as_ref().map(|path| path.display().to_string()),
         far_disk: flags.disk.as_ref().map(|_| String::from_utf8_lossy(&agent.path).into_owned()),
@@ -51,7 +50,7 @@ pub fn run(flags: &ExamineFlags) -> Result<u8, Error> {
         agent_key: measurement.agent_key().to_string(),
         started: started
             .saturating_sub(evidence.records.last().map_or(0, |last| (last.start_ms + last.time_ms) / 1000)),
-        rate_max_bps: flags.max_rate.0,
+        rate_max_bps: flags.max_rate.map(|most| most.0),
     };
     let bundle = Bundle { about, evidence };
     let mut proof = Proof::default();

@@ -18,16 +18,16 @@ const DATAGRAM_BYTES: u64 = 1448;
 /// Runs a test in each direction, and prints what came out. Returns the exit code.
 pub fn run(server: &HostPort, flags: &ExamineFlags) -> Result<u8, Error> {
     let streams = flags.streams.unwrap_or(1);
-    let each = flags.max_rate.0 / u64::from(streams.max(1));
     let transport = match flags.udp {
-        Some(rate) if rate > flags.max_rate => {
-            return Err(tools::usage(format!("--udp {rate} is above --max-rate {}", flags.max_rate)));
-        }
         Some(rate) => {
+            if let Some(most) = flags.max_rate.filter(|most| rate > *most) {
+                return Err(tools::usage(format!("--udp {rate} is above --max-rate {most}")));
+            }
             Iperf3Transport::Udp { rate_bps: rate.0 / u64::from(streams.max(1)), datagram_bytes: DATAGRAM_BYTES }
         }
         None => {
-            let sockets = SocketSettings { pacing_bps: Some(each), ..SocketSettings::default() };
+            let pacing_bps = flags.max_rate.map(|most| most.0 / u64::from(streams.max(1)));
+            let sockets = SocketSettings { pacing_bps, ..SocketSettings::default() };
             Iperf3Transport::Tcp { sockets }
         }
     };

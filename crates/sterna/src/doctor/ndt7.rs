@@ -23,7 +23,7 @@ pub fn run(server: &HostPort, security: Ndt7Security, flags: &ExamineFlags) -> R
     let mut flows = Vec::new();
     for direction in tools::directions(flags) {
         let time = tools::time_of_each(flags).min(TEST_TIME);
-        let test = Ndt7Test { direction, time, rate_max_bps: Some(flags.max_rate.0) };
+        let test = Ndt7Test { direction, time, rate_max_bps: flags.max_rate.map(|most| most.0) };
         let outcome = run_test(server, flags.from, security, &identity, &test)?;
         if !flags.json {
             lines(direction, &outcome).iter().try_for_each(|line| print_line(line.as_bytes()))?;

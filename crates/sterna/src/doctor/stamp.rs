@@ -6,7 +6,7 @@ use serde::Serialize;
 use sterna_doctor::echoes::EchoSummary;
 use sterna_net::measure::{EchoReport, EchoSpec, stamp_echoes};
 use sterna_proto::location::HostPort;
-use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_proto::{BitRate, Error, ErrorKind, Phase, Scope};
 
 use crate::flags::ExamineFlags;
 use crate::output::print_line;
@@ -64,9 +64,9 @@ pub fn run(reflector: &HostPort, flags: &ExamineFlags) -> Result<u8, Error> {
 
 /// Returns the echoes that fit the time and the rate of the flags.
 fn spec(flags: &ExamineFlags) -> EchoSpec {
-    let at_rate = Duration::from_secs_f64(f64::from(PACKET_BYTES) * 8.0 / flags.max_rate.0.max(1) as f64);
+    let at_rate = |most: BitRate| Duration::from_secs_f64(f64::from(PACKET_BYTES) * 8.0 / most.0.max(1) as f64);
     let turn = TIME_MAX / (PORTS * PER_PORT_MIN);
-    let interval = INTERVAL.max(at_rate).min(turn);
+    let interval = INTERVAL.max(flags.max_rate.map_or(Duration::ZERO, at_rate)).min(turn);
     let time = flags.time.map_or(interval * PORTS * PER_PORT, |time| time.min(TIME_MAX)).min(TIME_MAX);
     // Below `TIME_MAX` by the interval.
     let per_port = (time.as_micros() / (interval * PORTS).as_micros().max(1)) as u32;

@@ -84,9 +84,9 @@ pub struct ExamineFlags {
     /// Time of the experiments (default: 60s, and up to 2min on paths above 200 ms)
     #[arg(long, value_name = "TIME", value_parser = parse_examination)]
     pub time: Option<Duration>,
-    /// Highest rate of all packets together
-    #[arg(long, value_name = "RATE", default_value = "10Gbit")]
-    pub max_rate: BitRate,
+    /// Highest rate of all packets together (default: none for TCP; packet trains have up to 2 Gbit/s)
+    #[arg(long, value_name = "RATE")]
+    pub max_rate: Option<BitRate>,
     /// Accept the agent with this fingerprint (`sterna id` prints it there) and remember it
     #[arg(long, value_name = "FINGERPRINT")]
     pub trust: Option<sterna_net::identity::Fingerprint>,
