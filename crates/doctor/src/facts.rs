@@ -18,6 +18,9 @@ const TIMESTAMPS: f64 = 12.0;
 /// Part of the rate of the path at which a connection fills it.
 pub(crate) const FULL: f64 = 0.85;
 
+/// Number of losses that cannot be chance events of a queue.
+pub(crate) const LOST_MIN: u64 = 3;
+
 /// Facts of one direction.
 #[derive(Clone, Debug)]
 pub struct Facts<'a> {

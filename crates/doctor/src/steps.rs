@@ -131,6 +131,9 @@ const STALLED: f64 = 1e5;
 /// Rate of the packets of several sizes on a path where connections stand still, bit/s.
 const STALLED_SIZES: f64 = 2e6;
 
+/// Lowest rate of the packets of several sizes, bit/s. Reason: they take five seconds.
+const SIZES_MIN: f64 = 5e5;
+
 /// Packets of each size.
 const PER_SIZE: u32 = 6;
 
@@ -277,7 +280,7 @@ impl Question<'_> {
         // A connection that stands still may do so for the size of its packets.
         let carried = if self.facts.best_bps() < STALLED { STALLED_SIZES } else { self.facts.best_bps() / 4.0 };
         let bits: u32 = SIZES.iter().sum::<u32>() * 8 * PER_SIZE;
-        let rate = self.bounds.allowed(carried.clamp(2e5, 2e7));
+        let rate = self.bounds.allowed(carried.clamp(SIZES_MIN, 2e7));
         let time_ms = (f64::from(bits) / rate * 1e3) as u64;
         self.train(Purpose::Sizes, rate, time_ms.max(1), SIZES.to_vec(), 200)
     }

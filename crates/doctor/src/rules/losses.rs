@@ -8,7 +8,7 @@ use super::finding::{Finding, flag, percent, shown, time};
 use super::path::REORDERED_MIN;
 use crate::ceiling::Ceiling;
 use crate::evidence::Purpose;
-use crate::facts::{FULL, Facts};
+use crate::facts::{FULL, Facts, LOST_MIN};
 use crate::response::{self, Control, PathFacts};
 use crate::verdict::Cause;
 use crate::view::FlowView;
@@ -24,9 +24,6 @@ const NEAR_POLICER: f64 = 0.5;
 
 /// Expected number of losses without load whose absence refutes random loss. Reason: by chance one time in 150.
 const REFUTED: f64 = 5.0;
-
-/// Number of losses without load that cannot be chance events of a queue.
-const LOST_MIN: u64 = 3;
 
 /// Returns the findings about losses.
 pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
@@ -110,7 +107,9 @@ fn policer(facts: &Facts<'_>, base: &FlowView, bps: f64, burst: f64) -> Finding 
     finding.detail.burst_bytes = Some(burst);
     // Whatever the congestion control makes of it: the policer is the ceiling, and a gain is what pacing gives.
     finding.detail.reached_bps = Some(path * 0.95);
-    let binds = base.rate_bps >= path * NEAR_POLICER || ends_losses;
+    // Packets without load that all arrive leave the policer as the cause of losses, at any rate of the connection.
+    let has_losses = base.lost >= LOST_MIN && is_refuted(facts, base);
+    let binds = base.rate_bps >= path * NEAR_POLICER || ends_losses || has_losses;
     finding.limits_to(path, binds && !base.is_held_by_hosts())
 }
 
@@ -128,7 +127,7 @@ fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool) -> Option<Findi
     let path = facts.path_bps().unwrap_or(f64::INFINITY);
     let fills = base.rate_bps > path * 0.8 || base.queue_s() > (facts.rtt_s * 0.1).max(0.004);
     // Packets without load refute losses of TCP: it repeats those that were only late, or too large.
-    let is_refuted = lost == 0 && sent as f64 * of_tcp > REFUTED || facts.reordered().0 >= REORDERED_MIN;
+    let is_refuted = is_refuted(facts, base) || facts.reordered().0 >= REORDERED_MIN;
     let is_too_large = facts.mtu().is_some_and(|mtu| f64::from(mtu) < facts.packet_bytes());
     let by_tcp = !has_policer
         && !is_refuted
@@ -165,6 +164,12 @@ fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool) -> Option<Findi
     finding.detail.packets = Some(loss);
     let binds = !facts.fills_path() && !base.is_held_by_hosts();
     Some(finding.limits_to(limit, binds && !has_policer))
+}
+
+/// Returns true if packets without load refute that the losses of the connection are random: all of them arrived.
+fn is_refuted(facts: &Facts<'_>, base: &FlowView) -> bool {
+    let (lost, sent) = facts.lost_without_load();
+    lost == 0 && sent as f64 * base.loss() > REFUTED
 }
 
 /// Returns true if others keep a queue while the doctor sends little.
@@ -237,5 +242,7 @@ fn is_shared(facts: &Facts<'_>, base: &FlowView) -> bool {
     let top = facts.path_bps().unwrap_or(0.0).max(facts.least_bps());
     let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.003);
     // A sender that fills the path with what it sends again has the queue for itself.
-    base.rate_bps < top * FULL && base.sent_bps < top && has_queue && base.lost > 0 && !base.is_held_by_hosts()
+    let yields = base.rate_bps < top * FULL && base.sent_bps < top && has_queue && base.lost > 0;
+    // Without selective acknowledgements a connection is slow after its own losses too.
+    yields && base.sack && !base.is_held_by_hosts()
 }

@@ -68,7 +68,8 @@ fn of_direction(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     findings.extend(windows::find(facts));
     findings.extend(losses::find(facts));
-    findings.extend(path::find(facts));
+    let has_binding = findings.iter().any(|finding| finding.binds);
+    findings.extend(path::find(facts, has_binding));
     findings.extend(hosts::find(facts));
     if let Some(ramp) = windows::slow_ramp(facts, &findings) {
         findings.push(ramp);

@@ -4,24 +4,19 @@ use sterna_net::measure::HostFacts;
 
 use super::finding::{Finding, percent, time};
 use crate::evidence::Purpose;
-use crate::facts::Facts;
+use crate::facts::{Facts, LOST_MIN};
 use crate::verdict::Cause;
 use crate::view::FlowView;
 
 /// Smallest part of reordered packets that is trouble.
 pub(super) const REORDERED_MIN: f64 = 0.001;
 
-/// Returns the findings about the path itself.
-pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
+/// Returns the findings about the path itself. `has_binding`: a limit was found that explains the rate.
+pub(super) fn find(facts: &Facts<'_>, has_binding: bool) -> Vec<Finding> {
     let Some(base) = &facts.base else { return Vec::new() };
     let mut findings = Vec::new();
     if !base.sack {
-        findings.push(option(
-            facts,
-            Cause::NoSack,
-            "ipv4.tcp_sack",
-            "after a burst of losses, one loss a round trip is repaired",
-        ));
+        findings.push(no_sack(facts, base, has_binding));
     }
     if !base.timestamps {
         findings.push(option(
@@ -35,6 +30,22 @@ pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
     findings.extend(sizes(facts, base));
     findings.extend(modes(facts));
     findings
+}
+
+/// Returns the finding of a connection without selective acknowledgements. It explains the rate after losses that
+/// nothing else explains, such as those at the end of slow start.
+fn no_sack(facts: &Facts<'_>, base: &FlowView, has_binding: bool) -> Finding {
+    let effect = "after a burst of losses, one loss a round trip is repaired";
+    let finding = option(facts, Cause::NoSack, "ipv4.tcp_sack", effect);
+    if base.lost < LOST_MIN {
+        return finding;
+    }
+    let finding =
+        finding.because(format!("the connection repaired {} losses so, over {}", base.lost, time(facts.rtt_s)));
+    match has_binding || facts.fills_path() || base.is_held_by_hosts() {
+        true => finding,
+        false => finding.limits_to(base.rate_bps, true),
+    }
 }
 
 fn option(facts: &Facts<'_>, cause: Cause, setting: &str, effect: &str) -> Finding {

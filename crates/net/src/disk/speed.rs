@@ -24,8 +24,7 @@ pub const TIME_MAX: Duration = Duration::from_secs(5);
 /// Part of the free space that a measurement uses at most, as a divisor. Reason: others write to the disk meanwhile.
 const FREE_DIVISOR: u64 = 4;
 
-/// Part of the time for writing after which the data is synced the first time. Reason: the sync of a slow disk takes as
-/// long as the writing.
+/// Part of the time after which no further step of writing begins. Reason: its sync takes as long as the writing.
 const WRITE_FOR: f64 = 0.4;
 
 /// Speed of a disk. A rate of 0 was not measured.
@@ -71,17 +70,20 @@ fn measure(file: &mut File, bytes_max: u64, time_max: Duration) -> std::io::Resu
     // Data that no file system can compress or share.
     let mut data = vec![0; BUFFER_BYTES];
     getrandom::fill(&mut data).map_err(std::io::Error::other)?;
-    let (start, mut bytes) = (Instant::now(), 0);
+    let (start, mut bytes, mut step) = (Instant::now(), 0, STEP_MIN);
     while bytes < bytes_max && start.elapsed() < time_max.mul_f64(WRITE_FOR) {
-        data[..8].copy_from_slice(&bytes.to_le_bytes());
-        file.write_all(&data)?;
-        bytes += data.len() as u64;
-        // Small steps: a sync of all data at once could take minutes on a slow disk.
-        if bytes.is_multiple_of(SYNC_EVERY) {
-            file.sync_data()?;
+        let (begun, end) = (Instant::now(), (bytes + step).min(bytes_max));
+        while bytes < end {
+            data[..8].copy_from_slice(&bytes.to_le_bytes());
+            let length = usize::try_from(end - bytes).unwrap_or(BUFFER_BYTES).min(BUFFER_BYTES);
+            file.write_all(&data[..length])?;
+            bytes += length as u64;
+        }
+        file.sync_data()?;
+        if begun.elapsed() < time_max.mul_f64(STEP_FOR) {
+            step = (step * 2).min(STEP_MAX);
         }
     }
-    file.sync_data()?;
     let wrote = start.elapsed();
     rustix::fs::fadvise(&*file, 0, None, Advice::DontNeed)?;
     file.seek(SeekFrom::Start(0))?;
@@ -97,5 +99,11 @@ fn measure(file: &mut File, bytes_max: u64, time_max: Duration) -> std::io::Resu
     Ok(DiskSpeed { write_bps: rate(bytes, wrote), read_bps: rate(read, start.elapsed()), bytes })
 }
 
-/// Bytes between two syncs.
-const SYNC_EVERY: u64 = 8 << 20;
+/// Bytes until the first sync. Reason: a disk of 1 Mbit/s writes them in 2 s.
+const STEP_MIN: u64 = 256 << 10;
+
+/// Largest number of bytes between two syncs.
+const STEP_MAX: u64 = 64 << 20;
+
+/// Part of the time below which a step is short: the next one has twice the bytes.
+const STEP_FOR: f64 = 0.05;
