@@ -53,6 +53,13 @@ pub fn facts() -> HostFacts {
     }
 }
 
+/// Returns true if every user of this host may choose a congestion control. The kernel makes this check for processes
+/// without `CAP_NET_ADMIN` only; for others it also loads modules.
+pub(super) fn allows_congestion(name: &str) -> bool {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control").unwrap_or_default();
+    text.split_whitespace().any(|allowed| allowed == name)
+}
+
 /// Returns the memory of this host; zero if it cannot be read.
 pub fn memory() -> ByteCount {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();

@@ -17,6 +17,7 @@ use super::results::{Ends, tcp_result, udp_result};
 use super::udp::{self, Counts, Datagrams, Door, Times};
 use super::{COOKIE_BYTES, Cookie};
 use crate::measure::flow::{self, Role};
+use crate::measure::host;
 use crate::measure::message::{FlowReport, FlowSpec, SocketSettings};
 use crate::measure::serve::{Measurements, Place};
 
@@ -82,7 +83,7 @@ impl Iperf3Server {
         };
         control.send_state(State::ParamExchange)?;
         let plan = match control.receive::<Params>(PARAMS_BYTES_MAX) {
-            Ok(params) => params.plan(),
+            Ok(params) => params.plan().and_then(with_allowed_congestion),
             Err(error) => {
                 // The client may be gone.
                 let _ = control.send_error(Code::Parameters);
@@ -92,6 +93,21 @@ impl Iperf3Server {
         let plan = plan.map_err(|refusal| refused(&mut control, refusal))?;
         log(&format!("an iperf3 test begins: {}", description(&plan)));
         Test { control, plan, place }.run(&cookie).map(Served::Test)
+    }
+}
+
+/// Refuses a test with a congestion control that not every user of this host may choose, as iperf3 does without
+/// privileges. Reason for no test with the default: its client would measure something else than it asked for.
+fn with_allowed_congestion(plan: Plan) -> Result<Plan, Refusal> {
+    match &plan.congestion {
+        Some(name) if !host::allows_congestion(name) => {
+            let reason = format!(
+                "the congestion control {name:?}, which net.ipv4.tcp_allowed_congestion_control of this host does not \
+                 list"
+            );
+            Err(Refusal { code: Code::Congestion, reason })
+        }
+        _ => Ok(plan),
     }
 }
 
