@@ -13,6 +13,8 @@ use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Location};
 use sterna_seeded::{Seeded, for_seeds};
+use tungstenite::Message;
+use tungstenite::handshake::server::{Request, Response};
 
 use crate::served::Served;
 
@@ -162,4 +164,34 @@ fn hostile_servers_end_in_errors() {
             assert!(outcome.is_err(), "{outcome:?}");
         });
     });
+}
+
+/// A server that sends more measurements than a test has: a client that takes all of them reads on without an end.
+#[test]
+fn a_flood_of_measurements_ends_the_test() {
+    const FLOOD: usize = 1000;
+    for (direction, text, expected) in [
+        (DataDirection::Out, "{}".to_owned(), "more than 130 measurements"),
+        (DataDirection::In, "{}".to_owned(), "more than 130 measurements"),
+        (DataDirection::Out, format!("{{\"Origin\":\"{}\"}}", "x".repeat(100_000)), "100013 bytes"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (stream, _) = listener.accept().unwrap();
+                #[allow(clippy::result_large_err, reason = "the type is that of the library")]
+                let accept = |_: &Request, mut response: Response| {
+                    let protocol = "net.measurementlab.ndt.v7".parse().unwrap();
+                    response.headers_mut().insert("Sec-WebSocket-Protocol", protocol);
+                    Ok(response)
+                };
+                let mut websocket = tungstenite::accept_hdr(stream, accept).unwrap();
+                // The client leaves before it has read all.
+                (0..FLOOD).take_while(|_| websocket.send(Message::text(text.clone())).is_ok()).count()
+            });
+            let error = measured(at, Ndt7Security::Clear, direction).unwrap_err();
+            assert!(error.kind == ErrorKind::Protocol && error.text().contains(expected), "{error}");
+        });
+    }
 }

@@ -118,7 +118,7 @@ fn open(
     request.headers_mut().insert("Sec-WebSocket-Protocol", HeaderValue::from_static(PROTOCOL));
     request.headers_mut().insert("User-Agent", HeaderValue::from_static(concat!("sterna/", env!("CARGO_PKG_VERSION"))));
     match client_with_config(request, wire, Some(config())) {
-        Ok((websocket, _)) => Ok((Session(websocket), socket, remote)),
+        Ok((websocket, _)) => Ok((Session::new(websocket), socket, remote)),
         Err(error) => Err(handshake_error(error)),
     }
 }

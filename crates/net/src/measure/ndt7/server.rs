@@ -99,7 +99,7 @@ impl Ndt7Server {
             }
             None => return Err(accepted.err().unwrap_or_else(|| late(HANDSHAKE))),
         };
-        let session = Session(accepted?);
+        let session = Session::new(accepted?);
         let name = if kind == Kind::Download { "download" } else { "upload" };
         log(&format!("an NDT7 {name} begins, for up to {} s", TEST_TIME.as_secs()));
         let connection = ConnectionInfo::new(from, local);

@@ -11,7 +11,14 @@ use tungstenite::protocol::frame::coding::CloseCode;
 use tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tungstenite::{Bytes, Message, WebSocket};
 
-use super::RECEIVED_BYTES_MAX;
+use super::{CLOSE_TIME_MAX, RECEIVED_BYTES_MAX, TEST_TIME};
+
+/// Maximum number of measurements of a peer in a test. Source: the specification allows ten a second. Without a limit, a
+/// flood of them would keep this end reading after the end of the test.
+const TEXTS_MAX: u32 = 10 * (TEST_TIME.as_secs() + CLOSE_TIME_MAX.as_secs()) as u32;
+
+/// Maximum size of a measurement in bytes. Reason: those of `ndt-server` have 2 kB.
+const TEXT_BYTES_MAX: usize = 64 << 10;
 
 /// Shortest timeout of a socket: 0 is none.
 const TIMEOUT_MIN: Duration = Duration::from_millis(1);
@@ -105,24 +112,36 @@ pub(super) enum Incoming {
 }
 
 /// WebSocket of a test.
-pub(super) struct Session(pub(super) WebSocket<Box<dyn Wire>>);
+pub(super) struct Session {
+    websocket: WebSocket<Box<dyn Wire>>,
+    /// Measurements that the peer may still send.
+    texts_left: u32,
+}
 
 impl Session {
+    /// Takes a WebSocket at the start of a test.
+    pub(super) fn new(websocket: WebSocket<Box<dyn Wire>>) -> Self {
+        Self { websocket, texts_left: TEXTS_MAX }
+    }
+
     /// Returns the next message: waits for it until a moment, or takes one that has arrived.
     ///
-    /// Errors: `Protocol`.
+    /// Errors: `Protocol`, also after more or larger measurements than a peer in order sends.
     pub(super) fn incoming(&mut self, until: Option<Instant>) -> Result<Incoming, Error> {
-        let bounded = self.0.get_mut().bounded();
+        let bounded = self.websocket.get_mut().bounded();
         bounded.waits = until.is_some();
         if let Some(until) = until {
             bounded.until = until;
         }
-        match self.0.read() {
+        match self.websocket.read() {
             Ok(Message::Binary(data)) => Ok(Incoming::Data(data.len() as u64)),
-            Ok(Message::Text(text)) => Ok(Incoming::Text(text.as_str().to_owned())),
+            Ok(Message::Text(text)) => {
+                self.texts_left = within_limits(self.texts_left, text.len())?;
+                Ok(Incoming::Text(text.as_str().to_owned()))
+            }
             Ok(Message::Close(_)) => {
                 // The answer to a close; the peer may be gone.
-                let _ = self.0.flush();
+                let _ = self.websocket.flush();
                 Ok(Incoming::Closed)
             }
             Ok(_) => Ok(Incoming::Nothing),
@@ -133,18 +152,18 @@ impl Session {
     /// Sends a binary message before a moment. Returns false if the time is over, or the peer has closed the
     /// connection.
     pub(super) fn send(&mut self, data: &Bytes, until: Instant) -> Result<bool, Error> {
-        self.0.get_mut().bounded().until = until;
+        self.websocket.get_mut().bounded().until = until;
         self.sent(Message::Binary(data.clone()))
     }
 
     /// Sends a measurement.
     pub(super) fn send_text(&mut self, json: String, until: Instant) -> Result<bool, Error> {
-        self.0.get_mut().bounded().until = until;
+        self.websocket.get_mut().bounded().until = until;
         self.sent(Message::text(json))
     }
 
     fn sent(&mut self, message: Message) -> Result<bool, Error> {
-        match self.0.send(message) {
+        match self.websocket.send(message) {
             Ok(()) => Ok(true),
             Err(error) => of_failure(error).map(|_| false),
         }
@@ -152,12 +171,22 @@ impl Session {
 
     /// Closes the connection: waits until a moment for the peer's close, and drops its data.
     pub(super) fn close(&mut self, until: Instant) {
-        self.0.get_mut().bounded().until = until;
+        self.websocket.get_mut().bounded().until = until;
         // The peer may be gone.
-        let _ = self.0.close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }));
-        let _ = self.0.flush();
+        let _ = self.websocket.close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }));
+        let _ = self.websocket.flush();
         while Instant::now() < until && !matches!(self.incoming(Some(until)), Ok(Incoming::Closed) | Err(_)) {}
     }
+}
+
+/// Counts a measurement of the peer. Returns the number that it may still send. Errors: `Protocol`.
+fn within_limits(texts_left: u32, bytes: usize) -> Result<u32, Error> {
+    if bytes > TEXT_BYTES_MAX {
+        return Err(Error::protocol(format!("a measurement of {bytes} bytes in an NDT7 test: at most {TEXT_BYTES_MAX}")));
+    }
+    texts_left
+        .checked_sub(1)
+        .ok_or_else(|| Error::protocol(format!("more than {TEXTS_MAX} measurements of one peer in an NDT7 test")))
 }
 
 /// Returns the message that an error stands for. Errors: `Protocol`.
