@@ -107,7 +107,7 @@ impl Measurements {
             Ask::Hello { .. } => {
                 let place = self.enter(Some(peer), from)?;
                 channel.send(&Answer::Host(Box::new(host::facts())))?;
-                let control = Control { place, peer, directory, flow: None, packets: None, started: 0 };
+                let control = Control { peer, directory, flow: None, packets: None, started: 0, place };
                 control.run(&mut channel).map(Served::Control)
             }
             Ask::Join { token, stream } => {
@@ -199,7 +199,6 @@ enum Flow {
 
 /// Connection that controls a measurement.
 struct Control<'a> {
-    place: Place,
     peer: Fingerprint,
     directory: &'a DirectoryOf<'a>,
     flow: Option<Flow>,
@@ -207,6 +206,8 @@ struct Control<'a> {
     packets: Option<packets::Agent>,
     /// Number of flows, packet trains and echoes that were started.
     started: u32,
+    /// Last, since fields are dropped in order: the next measurement opens the UDP port that `packets` holds.
+    place: Place,
 }
 
 impl Control<'_> {

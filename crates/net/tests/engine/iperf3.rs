@@ -19,7 +19,7 @@ use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Location};
 use sterna_seeded::{Seeded, for_seeds};
 
-use crate::served::Served;
+use crate::served::{Served, own_address};
 
 /// Cookie of a hand-made client.
 const COOKIE: &[u8; 37] = b"abcdefghijklmnopqrstuvwxyz234567abcd\0";
@@ -220,20 +220,16 @@ struct RealServer {
 
 impl RealServer {
     fn start() -> Self {
-        loop {
-            // The port is free for a moment only.
-            let at = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).unwrap();
-            let command = ["-s", "-p", &at.port().to_string(), "-B", "127.0.0.1", "--forceflush"].map(str::to_owned);
-            let mut process =
-                Command::new("iperf3").args(command).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-            let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-            if lines.any(|line| line.is_ok_and(|line| line.contains("listening"))) {
-                // Reads on, so that the server can print.
-                thread::spawn(move || lines.for_each(drop));
-                return Self { process, at };
-            }
-            process.wait().unwrap();
-        }
+        let at = own_address();
+        let (ip, port) = (at.ip().to_string(), at.port().to_string());
+        let command = ["-s", "-p", &port, "-B", &ip, "--forceflush"];
+        let mut process =
+            Command::new("iperf3").args(command).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.is_ok_and(|line| line.contains("listening"))), "iperf3 does not listen at {at}");
+        // Reads on, so that the server can print.
+        thread::spawn(move || lines.for_each(drop));
+        Self { process, at: at.into() }
     }
 }
 

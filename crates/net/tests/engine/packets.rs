@@ -12,7 +12,7 @@ use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{ErrorKind, Location};
 
-use crate::served::Served;
+use crate::served::{Served, own_address};
 
 const DIRECTIONS: [DataDirection; 2] = [DataDirection::Out, DataDirection::In];
 
@@ -105,12 +105,12 @@ fn echoes_return_over_each_port() {
 #[test]
 fn plain_stamp_gets_replies_from_the_measure_port() {
     let directory = tempfile::tempdir().unwrap();
-    let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let served = Served::with_measure_port(directory.path(), port);
+    let at = own_address();
+    let served = Served::with_measure_port(directory.path(), at);
     let mut bench = measure(&served);
     bench.echo(&EchoSpec { ports: 1, per_port: 1, interval_us: 1000, packet_bytes: 100 }).unwrap();
     let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-    sender.connect(("127.0.0.1", port)).unwrap();
+    sender.connect(at).unwrap();
     sender.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
     // Number 258, time, error estimate, then zeros.
     let mut packet = [0; 44];
@@ -118,7 +118,7 @@ fn plain_stamp_gets_replies_from_the_measure_port() {
     let mut wrong = packet;
     wrong[14..16].copy_from_slice(&[0xde, 0xad]);
     let stranger = UdpSocket::bind("127.0.0.2:0").unwrap();
-    stranger.send_to(&packet, ("127.0.0.1", port)).unwrap();
+    stranger.send_to(&packet, at).unwrap();
     stranger.set_nonblocking(true).unwrap();
     sender.send(&wrong).unwrap();
     sender.send(&packet[..40]).unwrap();
@@ -129,6 +129,25 @@ fn plain_stamp_gets_replies_from_the_measure_port() {
     assert_eq!((reply[14], reply[15]), (0, 0));
     assert!(reply[4..12] >= reply[16..24], "sent after it was received");
     assert!(stranger.recv(&mut reply).is_err(), "a stranger gets no reply");
+}
+
+/// Each measurement opens the port anew, at once after the one before.
+#[test]
+fn the_measure_port_is_free_when_the_place_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let served = Served::with_measure_port(directory.path(), own_address());
+    let Location::Remote(remote) = served.at("") else { panic!("an agent is remote") };
+    let engine = served.engine();
+    for _ in 0..3 {
+        // Busy until the agent sees the end of the one before.
+        let mut bench = loop {
+            match engine.measure(&remote, None, &Cancel::default()) {
+                Ok(bench) => break bench,
+                Err(error) => assert_eq!(error.kind, ErrorKind::Busy, "{error}"),
+            }
+        };
+        bench.echo(&EchoSpec { ports: 1, per_port: 1, interval_us: 1000, packet_bytes: 100 }).unwrap();
+    }
 }
 
 #[test]

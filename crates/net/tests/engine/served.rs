@@ -1,8 +1,10 @@
 //! An agent in this process, for the tests of the engine.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::Path;
+use std::process;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,22 @@ use tempfile::TempDir;
 
 /// Time after which a test fails that would hang.
 const HANG: Duration = Duration::from_secs(120);
+
+/// Port below those that the kernel gives to programs that ask for any.
+const PORT: u16 = 7381;
+
+/// Number of addresses of loopback for each process. Reason: 127.0.0.0/8 has four for each of 2^22 processes.
+const ADDRESSES: u32 = 4;
+
+/// Returns an address that no other test uses, and a port that nobody else can take. A port that was free a moment ago
+/// may be that of another program now.
+pub fn own_address() -> SocketAddrV4 {
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let number = GIVEN.fetch_add(1, Ordering::Relaxed);
+    assert!(number < ADDRESSES, "more tests need their own address");
+    let host = process::id() * ADDRESSES + number;
+    SocketAddrV4::new(Ipv4Addr::from_bits(127 << 24 | host & 0xff_ffff), PORT)
+}
 
 /// Trust in these keys.
 pub struct Keys(pub Vec<Fingerprint>);
@@ -51,23 +69,23 @@ impl Served {
         Self::with(vec![root], Admission::Anybody, None)
     }
 
-    /// Starts an agent that serves a directory to everybody, with a UDP port for packet trains.
-    pub fn with_measure_port(directory: &Path, port: u16) -> Self {
+    /// Starts an agent that serves a directory to everybody, on an address with a UDP port for packet trains.
+    pub fn with_measure_port(directory: &Path, at: SocketAddrV4) -> Self {
         let root = NamedRoot { name: None, root: Root::open(directory, Access::ReadWrite).unwrap() };
-        Self::with(vec![root], Admission::Anybody, Some(port))
+        Self::with(vec![root], Admission::Anybody, Some(at))
     }
 
-    fn with(roots: Vec<NamedRoot>, admission: Admission, measure_port: Option<u16>) -> Self {
+    fn with(roots: Vec<NamedRoot>, admission: Admission, measure: Option<SocketAddrV4>) -> Self {
         let identity = Identity::ephemeral().unwrap();
         let key = identity.fingerprint();
         let options = AgentOptions {
             roots,
-            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            listen: (measure.map_or(Ipv4Addr::LOCALHOST, |at| *at.ip()), 0).into(),
             admission,
             linger: Duration::from_secs(60),
             third_party: ThirdPartyRules { reachable: Reachable::Any, path_cache: None },
             web: WebServers::Any,
-            measure_port,
+            measure_port: measure.map(|at| at.port()),
         };
         let agent = Arc::new(Agent::start(options, identity).unwrap());
         let addr = agent.local_addr();
