@@ -609,6 +609,7 @@ fn judge_transport(change: &Change<'_>, receiver: &ReceiverView, cause: WindowCa
     }
 }
 
+/// Judges a TCP lane. `window`: the limit behind a full congestion window.
 fn judge_tcp(
     change: &Change<'_>,
     before: &TcpSample,
@@ -621,43 +622,44 @@ fn judge_tcp(
     if receiver.is_slow() {
         return receiver.split();
     }
-    let part =
-        |now: Duration, before: Duration| (now.saturating_sub(before).as_secs_f64() / time.as_secs_f64()).min(1.0);
-    let by_receiver = part(now.rwnd_limited, before.rwnd_limited);
+    let share = |total: Duration, earlier: Duration| {
+        (total.saturating_sub(earlier).as_secs_f64() / time.as_secs_f64()).min(1.0)
+    };
+    let window_share = share(now.rwnd_limited, before.rwnd_limited);
     // A program that waited for room writes again when a third of the buffer is free.
-    let has_window = now.in_flight.0 * 10 < now.window.0 * 9;
-    let full_from = if has_window { 6 } else { 8 };
+    let window_is_free = now.in_flight.0 * 10 < now.window.0 * 9;
+    let full_tenths = if window_is_free { 6 } else { 8 };
     let fills_buffer = now.send_buffer.0 >= now.send_buffer_max.0 / 10 * 9
-        && now.send_queued.0 >= now.send_buffer.0 / 10 * full_from
+        && now.send_queued.0 >= now.send_buffer.0 / 10 * full_tenths
         && now.unsent.0 * 8 < now.in_flight.0;
-    let by_buffer = match now.send_buffer_max.0 > 0 && fills_buffer {
-        true => 1.0 - by_receiver,
-        false => part(now.sndbuf_limited, before.sndbuf_limited).min(1.0 - by_receiver),
+    let buffer_share = match now.send_buffer_max.0 > 0 && fills_buffer {
+        true => 1.0 - window_share,
+        false => share(now.sndbuf_limited, before.sndbuf_limited).min(1.0 - window_share),
     };
     let delivered = BitRate::mean(ByteCount(now.delivered.saturating_sub(before.delivered)), time);
     // Over a second too: at a low rate one interval contains a whole burst or nothing.
-    let most = delivered.max(change.carried);
-    let is_capped = now.cap.is_some_and(|cap| most.0 as f64 > cap.0 as f64 * AT_CAP);
-    let mut split = Split::default();
+    let rate = delivered.max(change.carried);
+    let is_capped = now.cap.is_some_and(|cap| rate.0 as f64 > cap.0 as f64 * AT_CAP);
     let closed = ClosedWindow {
-        rate: most,
+        rate,
         rtt: now.rtt,
         rtt_min: now.rtt_min,
         window: now.receive_window,
         largest: change.window_max,
     };
-    let closed = receiver.of_closed_window(&closed, window);
-    split.add(closed, by_receiver);
-    split.add(Limit::SendBuffer, by_buffer);
+    let of_closed_window = receiver.of_closed_window(&closed, window);
+    let mut split = Split::default();
+    split.add(of_closed_window, window_share);
+    split.add(Limit::SendBuffer, buffer_share);
     // A sender that paces itself by its delivery rate leaves a little of the window free. The kernel does not count
     // that as limited by the window.
-    let fills_window = now.in_flight.0 * 10 > now.receive_window.0 * 8 && by_receiver > 0.0;
-    let rest = match (is_capped, fills_window) {
+    let fills_window = now.in_flight.0 * 10 > now.receive_window.0 * 8 && window_share > 0.0;
+    let remaining = match (is_capped, fills_window) {
         (true, _) => Limit::RateCap,
-        (false, true) => closed,
+        (false, true) => of_closed_window,
         (false, false) => window,
     };
-    split.add(rest, 1.0 - by_receiver - by_buffer);
+    split.add(remaining, 1.0 - window_share - buffer_share);
     split
 }
 

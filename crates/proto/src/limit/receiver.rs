@@ -192,7 +192,8 @@ impl ReceiverView {
 /// arrived without delay.
 const DELAYS_KEPT: usize = 3;
 
-/// Part of their time that the receiver's threads wait for data, below which they are the bottleneck. Reason: as above.
+/// Part of their time that the receiver's threads wait for data, below which they are the bottleneck. Reason: threads
+/// that keep up wait for most of it, and arrivals in bursts let busy ones wait now and then.
 const RECEIVER_WAITS_MIN: f64 = 0.2;
 
 /// Part of a window that a round trip brings if the window limits the lane. Reason: the smallest round trip is a little
