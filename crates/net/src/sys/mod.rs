@@ -14,7 +14,7 @@ mod readiness;
 mod socket_option;
 mod tcp_info;
 
-pub use datagram::{Inbox, Outbox, QueuedError, Received, set_up_datagrams};
+pub use datagram::{Inbox, Outbox, QueuedError, Received, UDP_PAYLOAD_MAX, set_up_datagrams};
 #[cfg(test)]
 pub use holes::report_only_holes;
 pub use lease::is_open_for_writing;

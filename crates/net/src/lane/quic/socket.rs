@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 
 use super::pace::Pace;
-use crate::sys::{Readiness, readiness_of};
+use crate::sys::{Readiness, UDP_PAYLOAD_MAX, readiness_of};
 
 /// Use of the local port by the sockets of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -457,8 +457,8 @@ fn segments_per_batch(segment: usize) -> usize {
     (BATCH_BYTES_MAX / segment).max(1)
 }
 
-/// Largest batch of datagrams for one system call, in bytes: the largest UDP payload over IPv4 (65,535 - 20 - 8).
-const BATCH_BYTES_MAX: usize = 65_507;
+/// Largest batch of datagrams for one system call, in bytes. Reason: the kernel takes it as one payload.
+const BATCH_BYTES_MAX: usize = UDP_PAYLOAD_MAX;
 
 /// Requested receive buffer, in bytes. Reason: a busy host may not read for 50 ms, which is 16 MB at 2.5 Gbit/s.
 /// The kernel counts about twice the payload. UDP has no autotuning.
@@ -473,10 +473,10 @@ mod tests {
 
     #[test]
     fn no_batch_exceeds_what_udp_carries() {
-        for segment in [1, 1200, 1452, 1472, 6550, 8952, 8972, 32_000, 65_507, 65_527] {
+        for segment in [1, 1200, 1452, 1472, 6550, 8952, 8972, 32_000, UDP_PAYLOAD_MAX, 65_527] {
             let count = segments_per_batch(segment);
             assert!(count >= 1);
-            assert!(count == 1 || count * segment <= 65_507, "{segment}: {count}");
+            assert!(count == 1 || count * segment <= UDP_PAYLOAD_MAX, "{segment}: {count}");
         }
         assert_eq!(segments_per_batch(8952), 7);
     }

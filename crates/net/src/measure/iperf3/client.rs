@@ -12,7 +12,7 @@ use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::control::Control;
-use super::message::{DATAGRAM_BYTES_MIN, Params, Results, State, StreamResult, words};
+use super::message::{DATAGRAM_BYTES_MAX, DATAGRAM_BYTES_MIN, Params, Results, State, StreamResult, words};
 use super::results::{Ends, tcp_result, udp_result};
 use super::udp::{self, Counts, DatagramReport, Datagrams, Times};
 use super::{COOKIE_BYTES, Cookie, failed};
@@ -106,8 +106,11 @@ fn check(test: &Iperf3Test) -> Result<(), Error> {
         return Err(Error::usage(&[], text));
     }
     match &test.transport {
-        Iperf3Transport::Udp { datagram_bytes, .. } if !(DATAGRAM_BYTES_MIN..=65_507).contains(datagram_bytes) => {
-            Err(Error::usage(&[], format!("datagrams of {datagram_bytes} bytes: give {DATAGRAM_BYTES_MIN} to 65507")))
+        Iperf3Transport::Udp { datagram_bytes: bytes, .. }
+            if !(DATAGRAM_BYTES_MIN..=DATAGRAM_BYTES_MAX).contains(bytes) =>
+        {
+            let text = format!("datagrams of {bytes} bytes: give {DATAGRAM_BYTES_MIN} to {DATAGRAM_BYTES_MAX}");
+            Err(Error::usage(&[], text))
         }
         _ => Ok(()),
     }
@@ -181,7 +184,7 @@ impl<'a> Session<'a> {
             Iperf3Transport::Udp { rate_bps, datagram_bytes } => {
                 // Checked to be small.
                 let bytes = usize::try_from(*datagram_bytes).unwrap_or(usize::MAX);
-                let datagrams = Datagrams { bytes, rate_bps: *rate_bps, has_long_numbers: true };
+                let datagrams = Datagrams::new(bytes, *rate_bps, self.test.streams.into(), true);
                 let until = Instant::now() + MESSAGE_TIME_MAX;
                 let open = |_| udp::open(self.remote, self.local, until);
                 let sockets = (0..self.test.streams).map(open).collect::<Result<Vec<_>, _>>()?;

@@ -9,9 +9,10 @@ use serde_json::Value;
 use super::udp::Datagrams;
 use crate::measure::flow::Role;
 use crate::measure::{STREAMS_MAX, TIME_MAX};
+use crate::sys::UDP_PAYLOAD_MAX;
 
 /// Maximum size of a datagram of a test, without headers. Source: MAX_UDP_BLOCKSIZE of iperf3.
-const DATAGRAM_BYTES_MAX: u64 = 65_507;
+pub(super) const DATAGRAM_BYTES_MAX: u64 = UDP_PAYLOAD_MAX as u64;
 
 /// Minimum size of a datagram: its time and its number.
 pub(super) const DATAGRAM_BYTES_MIN: u64 = 16;
@@ -236,7 +237,7 @@ impl Params {
         }
         let rate = [self.fqrate, self.bandwidth].into_iter().filter(|rate| *rate > 0).min();
         let datagrams = match self.udp {
-            true => Some(self.datagrams(rate.unwrap_or(0))?),
+            true => Some(self.datagrams(rate.unwrap_or(0), streams)?),
             false => None,
         };
         Ok(Plan {
@@ -264,7 +265,7 @@ impl Params {
         }
     }
 
-    fn datagrams(&self, rate_bps: u64) -> Result<Datagrams, Refusal> {
+    fn datagrams(&self, rate_bps: u64, streams: u64) -> Result<Datagrams, Refusal> {
         let bytes = if self.len == 0 { DATAGRAM_BYTES } else { self.len };
         if !(DATAGRAM_BYTES_MIN..=DATAGRAM_BYTES_MAX).contains(&bytes) {
             let reason = format!("datagrams of {bytes} bytes: {DATAGRAM_BYTES_MIN} to {DATAGRAM_BYTES_MAX}");
@@ -272,7 +273,7 @@ impl Params {
         }
         // The range fits.
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        Ok(Datagrams { bytes, rate_bps, has_long_numbers: self.udp_counters_64bit })
+        Ok(Datagrams::new(bytes, rate_bps, streams, self.udp_counters_64bit))
     }
 }
 

@@ -6,9 +6,10 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -16,6 +17,7 @@ use sterna_proto::Error;
 
 use super::failed;
 use crate::measure::flow::Role;
+use crate::measure::packets::{Pace, Step, TRAIN_RATE_MAX, nanos, unix_time};
 
 /// Greeting of a stream, and its reply, in the byte order of the host. Source: UDP_CONNECT_MSG, UDP_CONNECT_REPLY and
 /// LEGACY_UDP_CONNECT_REPLY of iperf3.
@@ -41,10 +43,20 @@ const BUFFER_BYTES: usize = 1 << 16;
 pub(super) struct Datagrams {
     /// Size without headers, from 16 bytes on.
     pub(super) bytes: usize,
-    /// Rate of each stream without headers, bit/s; 0: without limit.
+    /// Rate of each stream without headers, bit/s.
     pub(super) rate_bps: u64,
     /// Numbers have 8 bytes, and not 4.
     pub(super) has_long_numbers: bool,
+}
+
+impl Datagrams {
+    /// Describes the datagrams of a test. `rate_bps`: rate of each stream; 0: without limit. All streams together get
+    /// at most the rate of the fastest packet train.
+    pub(super) fn new(bytes: usize, rate_bps: u64, streams: u64, has_long_numbers: bool) -> Self {
+        let share = TRAIN_RATE_MAX / streams.max(1);
+        let rate_bps = if rate_bps == 0 { share } else { rate_bps.min(share) };
+        Self { bytes, rate_bps, has_long_numbers }
+    }
 }
 
 /// Observations of the datagrams of a test, at the receiver, summed over its streams.
@@ -125,49 +137,54 @@ pub(super) fn run(
 
 /// Sends until the end of the test.
 fn send(socket: &UdpSocket, of: &Datagrams, times: Times, is_over: &AtomicBool) -> io::Result<Counts> {
-    let (mut counts, start) = (Counts::default(), Instant::now());
-    let mut is_omitting = times.begin > start;
-    let mut datagram = vec![0x5a; of.bytes];
-    let mut number = 0_u64;
+    // As for a train.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     socket.set_write_timeout(Some(LOOK_EVERY))?;
+    let start = Instant::now();
+    let (mut counts, mut is_omitting) = (Counts::default(), times.begin > start);
+    let mut pace = Pace::new(of.rate_bps);
+    let mut datagram = vec![0x5a; of.bytes];
     loop {
-        let due = start + time_of(number, of);
-        let wait = due.saturating_duration_since(Instant::now());
-        if !wait.is_zero() {
-            thread::sleep(wait.min(LOOK_EVERY));
-        }
         let now = Instant::now();
         if now >= times.end || is_over.load(Ordering::Relaxed) {
             return Ok(counts);
-        }
-        if now < due {
-            continue;
         }
         if is_omitting && now >= times.begin {
             is_omitting = false;
             counts.begin();
         }
-        write_head(&mut datagram, number + 1, of.has_long_numbers);
-        match socket.send(&datagram) {
-            Ok(count) => {
-                number += 1;
-                counts.highest = number;
-                counts.bytes += count as u64;
+        let now_ns = nanos(now.saturating_duration_since(start));
+        match pace.step(now_ns, of.bytes as u64) {
+            Step::Wait(until) => thread::sleep(Duration::from_nanos(until - now_ns).min(LOOK_EVERY)),
+            Step::Send(bytes) => {
+                let mut used = 0;
+                while used == 0 || used + of.bytes as u64 <= bytes {
+                    used += of.bytes as u64;
+                    if !send_one(socket, of, &mut datagram, &mut counts)? {
+                        break;
+                    }
+                }
+                pace.sent(now_ns, used);
             }
-            // Full queues, and reports of a peer that has closed its socket.
-            Err(error) if is_passing(&error) => {}
-            Err(error) => return Err(error),
         }
     }
 }
 
-/// Returns the time from the start to the departure of a datagram.
-fn time_of(number: u64, of: &Datagrams) -> Duration {
-    if of.rate_bps == 0 {
-        return Duration::ZERO;
+/// Sends the next datagram. Returns false if the kernel does not take it now: its time has passed, and its number is
+/// that of the next one.
+fn send_one(socket: &UdpSocket, of: &Datagrams, datagram: &mut [u8], counts: &mut Counts) -> io::Result<bool> {
+    let number = counts.highest + 1;
+    write_head(datagram, number, of.has_long_numbers);
+    match socket.send(datagram) {
+        Ok(count) => {
+            counts.highest = number;
+            counts.bytes += count as u64;
+            Ok(true)
+        }
+        // Full queues, and reports of a peer that has closed its socket.
+        Err(error) if is_passing(&error) => Ok(false),
+        Err(error) => Err(error),
     }
-    let bits = u128::from(number) * of.bytes as u128 * 8;
-    Duration::from_nanos(u64::try_from(bits * 1_000_000_000 / u128::from(of.rate_bps)).unwrap_or(u64::MAX))
 }
 
 /// Receives until the end of the test.
@@ -187,7 +204,7 @@ fn receive(socket: &UdpSocket, of: &Datagrams, times: Times, is_over: &AtomicBoo
             counts.begin();
         }
         if let Some((departure, number)) = read_head(&datagram[..count], of.has_long_numbers) {
-            counts.add(number, since_1970().as_secs_f64() - departure, count as u64);
+            counts.add(number, unix_time().as_secs_f64() - departure, count as u64);
         }
     }
     Ok(counts)
@@ -201,7 +218,7 @@ fn is_passing(error: &io::Error) -> bool {
 }
 
 fn write_head(datagram: &mut [u8], number: u64, is_long: bool) {
-    let now = since_1970();
+    let now = unix_time();
     // The seconds wrap in 2106.
     let seconds = (now.as_secs() as u32).to_be_bytes();
     let numbered = match is_long {
@@ -220,10 +237,6 @@ fn read_head(datagram: &[u8], is_long: bool) -> Option<(f64, u64)> {
         false => u64::from(word(8)?),
     };
     Some((f64::from(word(0)?) + f64::from(word(4)?) / 1e6, number))
-}
-
-fn since_1970() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Socket of a server that waits for the greeting of a stream.
@@ -327,10 +340,11 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_leave_at_their_rate() {
-        let of = |rate_bps| Datagrams { bytes: 1250, rate_bps, has_long_numbers: false };
-        assert_eq!(time_of(100, &of(1_000_000)), Duration::from_secs(1));
-        assert_eq!(time_of(100, &of(0)), Duration::ZERO);
-        assert!(time_of(u64::MAX, &of(1)) > Duration::from_secs(1));
+    fn no_test_exceeds_the_rate_of_the_fastest_train() {
+        let rate = |rate_bps, streams| Datagrams::new(1250, rate_bps, streams, false).rate_bps;
+        assert_eq!((rate(1_000_000, 64), rate(TRAIN_RATE_MAX, 1)), (1_000_000, TRAIN_RATE_MAX));
+        for (wanted, streams) in [(0, 1), (0, 64), (u64::MAX, 1), (u64::MAX, 64), (TRAIN_RATE_MAX, 2)] {
+            assert_eq!(rate(wanted, streams), TRAIN_RATE_MAX / streams, "{wanted} {streams}");
+        }
     }
 }

@@ -182,7 +182,9 @@ impl Session {
 /// Counts a measurement of the peer. Returns the number that it may still send. Errors: `Protocol`.
 fn within_limits(texts_left: u32, bytes: usize) -> Result<u32, Error> {
     if bytes > TEXT_BYTES_MAX {
-        return Err(Error::protocol(format!("a measurement of {bytes} bytes in an NDT7 test: at most {TEXT_BYTES_MAX}")));
+        return Err(Error::protocol(format!(
+            "a measurement of {bytes} bytes in an NDT7 test: at most {TEXT_BYTES_MAX}"
+        )));
     }
     texts_left
         .checked_sub(1)

@@ -23,4 +23,7 @@ mod socket;
 pub(super) use self::agent::Agent;
 pub(super) use self::client::Client;
 pub use self::echo::stamp_echoes;
+pub(super) use self::pace::{Pace, Step};
+pub(super) use self::plan::TRAIN_RATE_MAX;
 pub use self::responder::StampReflector;
+pub(super) use self::send::{nanos, unix_time};

@@ -15,7 +15,7 @@ const LATE_NS_MAX: u64 = 5_000_000;
 
 /// Next step of a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(in crate::measure) enum Step {
     /// Wait until this time.
     Wait(u64),
     /// Send packets up to this many bytes, and at least one.
@@ -25,7 +25,7 @@ pub(super) enum Step {
 /// Pace of a sender. After a pause of up to 5 ms it catches up, at no more than twice its rate; after a longer one the
 /// rest of the schedule moves by the pause.
 #[derive(Clone, Debug)]
-pub(super) struct Pace {
+pub(in crate::measure) struct Pace {
     rate_bps: u64,
     /// Bytes of a full batch.
     batch: u64,
@@ -41,14 +41,14 @@ pub(super) struct Pace {
 
 impl Pace {
     /// Paces packets at a rate, bit/s.
-    pub(super) fn new(rate_bps: u64) -> Self {
+    pub(in crate::measure) fn new(rate_bps: u64) -> Self {
         let batch = bytes_in(rate_bps, BATCH_NS);
         let batch = if rate_bps < ONE_BY_ONE_BELOW { batch.min(SINGLE_BYTES) } else { batch };
         Self { rate_bps: rate_bps.max(1), batch, bytes: 0, shifted: 0, not_before: 0, pause: 0 }
     }
 
     /// Returns the next step at a time. `packet`: size of the next packet, bytes.
-    pub(super) fn step(&mut self, now: u64, packet: u64) -> Step {
+    pub(in crate::measure) fn step(&mut self, now: u64, packet: u64) -> Step {
         // A batch is due when its last packet is.
         let full = self.due(self.batch.saturating_sub(packet));
         let first = self.due(0);
@@ -64,18 +64,18 @@ impl Pace {
     }
 
     /// Records packets that were sent or refused at a time.
-    pub(super) fn sent(&mut self, now: u64, bytes: u64) {
+    pub(in crate::measure) fn sent(&mut self, now: u64, bytes: u64) {
         self.bytes += bytes;
         self.not_before = now + self.time_of(bytes) / 2;
     }
 
     /// Returns the longest lateness, ns.
-    pub(super) fn pause(&self) -> u64 {
+    pub(in crate::measure) fn pause(&self) -> u64 {
         self.pause
     }
 
     /// Returns the time by which the schedule has moved, ns.
-    pub(super) fn shifted(&self) -> u64 {
+    pub(in crate::measure) fn shifted(&self) -> u64 {
         self.shifted
     }
 

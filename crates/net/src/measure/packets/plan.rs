@@ -22,7 +22,7 @@ const ECHO_INTERVAL_MIN: Duration = Duration::from_micros(100);
 const ECHO_RATE_MAX: u64 = 100_000_000;
 
 /// Maximum rate of a train, bit/s. Reason: faster ones are beyond one core.
-const TRAIN_RATE_MAX: u64 = 10_000_000_000;
+pub(in crate::measure) const TRAIN_RATE_MAX: u64 = 10_000_000_000;
 
 /// Maximum size of a train, bytes. Reason: 10 Gbit/s for 8 s shows every queue.
 const TRAIN_BYTES_MAX: u64 = 10_000_000_000;

@@ -16,7 +16,7 @@ use super::super::stamp::{BASE_BYTES, NtpTime, Probe};
 use super::pace::{Pace, Step};
 use super::plan::Plan;
 use super::socket::SocketErrors;
-use crate::sys::{Inbox, Outbox};
+use crate::sys::{Inbox, Outbox, UDP_PAYLOAD_MAX};
 
 /// Packets of one system call at most. Reason: a batch of 250 us at 3 Gbit/s; the time stamp of the last one is early
 /// by the time of the call.
@@ -24,9 +24,6 @@ const BATCH_PACKETS: usize = 64;
 
 /// Attempts to send a packet. Reason: an ICMP error of earlier packets fails one call, and more may come meanwhile.
 const ATTEMPTS: u32 = 4;
-
-/// Largest payload of UDP.
-const PAYLOAD_MAX: usize = 65_507;
 
 /// Longest wait without a look for the end of the train.
 const WAIT_MAX: Duration = Duration::from_millis(200);
@@ -266,17 +263,17 @@ fn wait_for(time: Duration, stop: &AtomicBool) {
 
 /// Returns the padding of packets: random, so that no device compresses it.
 fn padding() -> Result<Vec<u8>, Error> {
-    let mut padding = vec![0; PAYLOAD_MAX - BASE_BYTES];
+    let mut padding = vec![0; UDP_PAYLOAD_MAX - BASE_BYTES];
     getrandom::fill(&mut padding).map_err(|e| crate::internal("ask the kernel for random bytes").caused_by(e))?;
     Ok(padding)
 }
 
 /// Returns the time since 1970; zero before.
-pub(super) fn unix_time() -> Duration {
+pub(in crate::measure) fn unix_time() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Returns a time in nanoseconds.
-pub(super) fn nanos(time: Duration) -> u64 {
+pub(in crate::measure) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
