@@ -2,7 +2,7 @@
 //!
 //! The old values are durable in a record of the state directory before the first change ([`apply`]). So a process that
 //! is killed between two changes leaves everything that [`rollback`] needs. Several calls of [`apply`] keep the oldest
-//! values. Refuses to decide which values are right.
+//! values, until a restart of the host makes them stale. Refuses to decide which values are right.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions, Permissions};
@@ -255,7 +255,8 @@ fn namespace() -> u64 {
     fs::metadata("/proc/self/ns/net").map_or(0, |namespace| namespace.ino())
 }
 
-/// Reads the record; `None` if there is none. Errors: it is damaged, or of another network namespace.
+/// Reads the record, as it holds for the host that runs now; `None` if there is none. Errors: it is damaged, or of
+/// another network namespace.
 fn read_record(state: &Path) -> Result<Option<Record>, Error> {
     let path = state.join(FILE);
     let Some(text) = files::read_text(&path, FILE_BYTES_MAX)? else { return Ok(None) };
@@ -267,7 +268,7 @@ fn read_record(state: &Path) -> Result<Option<Record>, Error> {
         let text = format!("{} is of another release (version {})", path.display(), record.version);
         return Err(Error::new(ErrorKind::Corrupt, Scope::Client, Phase::Prepare, text));
     }
-    // After a restart, the namespace is gone, and its number says nothing.
+    // After a restart, the namespace is gone, and its number means nothing.
     if record.boot == boot() && record.namespace != namespace() {
         let text = format!(
             "{} has the settings of another network namespace: run it there, or give another --state",
@@ -275,7 +276,25 @@ fn read_record(state: &Path) -> Result<Option<Record>, Error> {
         );
         return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
     }
-    Ok(Some(record))
+    Ok(Some(renewed(record)))
+}
+
+/// Returns the record as it holds after a restart of the host, if there was one. The restart has undone the changes,
+/// except those that the file with settings makes again. Their oldest values stay; where the kernel has another value
+/// than that of the file, the old value is stale and is read again.
+fn renewed(record: Record) -> Record {
+    let (boot, namespace) = (boot(), namespace());
+    if record.boot == boot {
+        return record;
+    }
+    let is_persisted = record.persisted.is_some();
+    let made_again = |change: SettingChange| match read_setting(&change.setting) {
+        _ if !is_persisted => None,
+        Ok(now) if !same(&now, &change.after) => Some(SettingChange { before: now, ..change }),
+        _ => Some(change),
+    };
+    let changes = record.changes.into_iter().filter_map(made_again).collect();
+    Record { boot, namespace, changes, ..record }
 }
 
 fn write_record(state: &Path, record: &Record) -> Result<(), Error> {
@@ -354,6 +373,33 @@ mod tests {
         assert!(other.text().contains("roll back first"), "{}", other.text());
         write_record(dir.path(), &second).unwrap();
         assert_eq!(read_record(dir.path()).unwrap(), Some(second));
+    }
+
+    #[test]
+    fn old_values_from_before_a_restart_are_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, setting) = (dir.path().join("90.conf"), "ipv4.tcp_sack");
+        let now = read_setting(setting).unwrap();
+        let of_earlier_boot = |after: &str, persist: Option<&Path>| {
+            let record = merged(None, &[change(setting, "stale", after)], persist).unwrap();
+            let record = Record { boot: "another".to_owned(), namespace: 1, ..record };
+            write_record(dir.path(), &record).unwrap();
+            read_record(dir.path()).unwrap().unwrap()
+        };
+        // The restart has undone the change. The next one begins with the value that the kernel has now.
+        for record in [of_earlier_boot("7", None), of_earlier_boot(&now, None)] {
+            assert_eq!((&record.boot, record.namespace, &record.changes[..]), (&boot(), namespace(), &[][..]));
+            let record = merged(Some(record), &[change(setting, &now, "0")], None).unwrap();
+            assert_eq!(record.changes, [change(setting, &now, "0")]);
+        }
+        // The file has made the change again: its oldest value stays, unless somebody has set another value since.
+        let record = of_earlier_boot(&now, Some(&file));
+        assert_eq!((&record.boot, record.namespace), (&boot(), namespace()));
+        assert_eq!(record.changes, [change(setting, "stale", &now)]);
+        assert_eq!(of_earlier_boot("7", Some(&file)).changes, [change(setting, &now, "7")]);
+        // A rollback sets no stale value.
+        of_earlier_boot("7", None);
+        assert_eq!((rollback(dir.path()).unwrap(), read_setting(setting).unwrap()), (vec![], now));
     }
 
     #[test]
