@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
@@ -16,6 +16,10 @@ use super::socket::{SocketErrors, open};
 
 /// Origins that get replies within a second. Reason: 400 kB; more are an attack, and get none.
 const ORIGINS_MAX: usize = 4096;
+
+/// Time between two sweeps of a full table. Reason: an allowance is full again after a second, and a sweep for every
+/// packet of a flood costs more than the replies.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// Reflector of STAMP (RFC 8762, stateless, unauthenticated) and TWAMP Light. Dropped, it ends.
 ///
@@ -77,19 +81,31 @@ fn reply(socket: &UdpSocket, is_over: &AtomicBool) {
 
 /// Allowances of the origins that have sent lately.
 #[derive(Debug, Default)]
-struct Origins(HashMap<IpAddr, Allowance>);
+struct Origins {
+    allowances: HashMap<IpAddr, Allowance>,
+    /// Time at which those with a full allowance were forgotten last; `None`: never.
+    swept: Option<Instant>,
+}
 
 impl Origins {
     /// Returns true if an origin may get a reply now.
     fn may_reply(&mut self, from: IpAddr, now: Instant) -> bool {
         let from = network(from);
-        if !self.0.contains_key(&from) && self.0.len() >= ORIGINS_MAX {
-            self.0.retain(|_, allowance| !allowance.is_full(now));
-            if self.0.len() >= ORIGINS_MAX {
+        if !self.allowances.contains_key(&from) && self.allowances.len() >= ORIGINS_MAX {
+            self.sweep(now);
+            if self.allowances.len() >= ORIGINS_MAX {
                 return false;
             }
         }
-        self.0.entry(from).or_insert_with(|| Allowance::new(now)).take(now)
+        self.allowances.entry(from).or_insert_with(|| Allowance::new(now)).take(now)
+    }
+
+    /// Forgets the origins with a full allowance, once in [`SWEEP_EVERY`].
+    fn sweep(&mut self, now: Instant) {
+        if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) >= SWEEP_EVERY) {
+            self.swept = Some(now);
+            self.allowances.retain(|_, allowance| !allowance.is_full(now));
+        }
     }
 }
 
@@ -104,7 +120,6 @@ fn network(from: IpAddr) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-    use std::time::Duration;
 
     use super::*;
 
@@ -115,7 +130,19 @@ mod tests {
         assert_eq!((0..5000).filter(|index| origins.may_reply(one(*index), start)).count(), 1000, "one network");
         let host = |index: u32| IpAddr::from(Ipv4Addr::from_bits(index));
         assert_eq!((0..5000).filter(|index| origins.may_reply(host(*index), start)).count(), ORIGINS_MAX - 1);
-        assert!(origins.0.len() <= ORIGINS_MAX);
+        assert!(origins.allowances.len() <= ORIGINS_MAX);
         assert!(origins.may_reply(host(9999), start + Duration::from_secs(1)), "old origins are forgotten");
+    }
+
+    #[test]
+    fn a_full_table_is_swept_once_a_second() {
+        let (start, mut origins) = (Instant::now(), Origins::default());
+        let host = |index: u32| IpAddr::from(Ipv4Addr::from_bits(index));
+        let full = u32::try_from(ORIGINS_MAX).unwrap();
+        assert!((0..full).all(|index| origins.may_reply(host(index), start)));
+        let mut at = |millis| origins.may_reply(host(full), start + Duration::from_millis(millis));
+        assert!(!at(500), "the first sweep finds none to forget");
+        assert!(!at(1200), "all can be forgotten, but the next sweep is not due");
+        assert!(at(1500));
     }
 }
