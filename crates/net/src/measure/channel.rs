@@ -3,23 +3,23 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::ops::DerefMut;
-use std::time::Duration;
 
 use rustls::{AlertDescription, ConnectionCommon, SideData, StreamOwned};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
+use super::deadline::{Bounded, Deadline, in_words};
+
 /// TLS connection that carries messages: 4 bytes with the length, most significant first, and JSON.
-pub(super) struct Channel<C: DerefMut<Target = ConnectionCommon<S>>, S: SideData>(StreamOwned<C, TcpStream>);
+pub(super) struct Channel<C: DerefMut<Target = ConnectionCommon<S>>, S: SideData>(StreamOwned<C, Bounded>);
 
 impl<C: DerefMut<Target = ConnectionCommon<S>>, S: SideData> Channel<C, S> {
-    /// Runs the handshake, within `time_max`.
+    /// Runs the handshake.
     ///
     /// Errors: `Unreachable`, `Protocol`.
-    pub(super) fn open(connection: C, socket: TcpStream, time_max: Duration) -> Result<Self, Error> {
-        let mut channel = Self(StreamOwned::new(connection, socket));
-        channel.wait_up_to(time_max)?;
+    pub(super) fn open(connection: C, socket: TcpStream, deadline: Deadline) -> Result<Self, Error> {
+        let mut channel = Self(StreamOwned::new(connection, Bounded::new(socket, deadline)));
         while channel.0.conn.is_handshaking() {
             let StreamOwned { conn, sock } = &mut channel.0;
             conn.complete_io(sock).map_err(|e| {
@@ -40,17 +40,14 @@ impl<C: DerefMut<Target = ConnectionCommon<S>>, S: SideData> Channel<C, S> {
 
     /// Returns the socket, for its addresses and its state.
     pub(super) fn socket(&self) -> &TcpStream {
-        &self.0.sock
-    }
-
-    /// Sets the maximum time of each read and write.
-    pub(super) fn wait_up_to(&self, time: Duration) -> Result<(), Error> {
-        let set = self.0.sock.set_read_timeout(Some(time)).and_then(|()| self.0.sock.set_write_timeout(Some(time)));
-        set.map_err(|e| failed("set up the connection of a measurement", e))
+        &self.0.sock.socket
     }
 
     /// Sends a message.
-    pub(super) fn send(&mut self, message: &impl Serialize) -> Result<(), Error> {
+    ///
+    /// Errors: `Unreachable`, also if the peer has not taken it before the deadline.
+    pub(super) fn send(&mut self, message: &impl Serialize, deadline: Deadline) -> Result<(), Error> {
+        self.0.sock.deadline = deadline;
         let json = serde_json::to_vec(message).map_err(|e| crate::internal("encode a message").caused_by(e))?;
         // A report is far smaller.
         let length = u32::try_from(json.len()).unwrap_or(u32::MAX);
@@ -60,8 +57,10 @@ impl<C: DerefMut<Target = ConnectionCommon<S>>, S: SideData> Channel<C, S> {
 
     /// Receives a message of at most `bytes_max` bytes.
     ///
-    /// Errors: `Unreachable`, also if the peer closed the connection; `Protocol`.
-    pub(super) fn receive<M: DeserializeOwned>(&mut self, bytes_max: u32) -> Result<M, Error> {
+    /// Errors: `Unreachable`, also if the peer closed the connection, or has not sent all of it before the deadline;
+    /// `Protocol`.
+    pub(super) fn receive<M: DeserializeOwned>(&mut self, bytes_max: u32, deadline: Deadline) -> Result<M, Error> {
+        self.0.sock.deadline = deadline;
         let mut length = [0; 4];
         self.0.read_exact(&mut length).map_err(|e| failed("wait for a message of a measurement", e))?;
         let length = u32::from_be_bytes(length);
@@ -76,7 +75,7 @@ impl<C: DerefMut<Target = ConnectionCommon<S>>, S: SideData> Channel<C, S> {
 
     /// Returns the bare connection. The peer must have sent nothing after its last message.
     pub(super) fn into_bare(self) -> TcpStream {
-        self.0.sock
+        self.0.sock.socket
     }
 }
 
@@ -87,5 +86,72 @@ pub(super) fn no_measurements() -> Error {
 }
 
 fn failed(what: &str, error: io::Error) -> Error {
-    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, what).retry(Retry::After).caused_by(error)
+    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, what)
+        .retry(Retry::After)
+        .caused_by(in_words(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use rustls::{ClientConnection, ServerConnection};
+
+    use super::super::deadline::tests::{SHORT, drip, pair};
+    use super::*;
+    use crate::identity::{self, Identity};
+
+    /// Time of what must not fail on a busy host.
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn client() -> ClientConnection {
+        ClientConnection::new(Identity::ephemeral().unwrap().client_config(), identity::server_name()).unwrap()
+    }
+
+    fn server() -> ServerConnection {
+        ServerConnection::new(Identity::ephemeral().unwrap().server_config()).unwrap()
+    }
+
+    #[test]
+    fn a_handshake_that_drips_ends_at_its_deadline() {
+        let (near, far) = pair();
+        let mut hello = Vec::new();
+        client().write_tls(&mut hello).unwrap();
+        drip(far, hello);
+        let error = Channel::open(server(), near, Deadline::after(SHORT)).err().unwrap();
+        assert!(error.kind == ErrorKind::Unreachable && error.chain().contains("timed out"), "{}", error.chain());
+    }
+
+    #[test]
+    fn a_message_that_drips_ends_at_its_deadline() {
+        let (near, far) = pair();
+        let peer = thread::spawn(|| {
+            let mut channel = Channel::open(client(), far, Deadline::after(LONG)).unwrap();
+            channel.send(&"in time", Deadline::after(LONG)).unwrap();
+            let json = serde_json::to_vec(&"x".repeat(1000)).unwrap();
+            channel.0.conn.writer().write_all(&u32::try_from(json.len()).unwrap().to_be_bytes()).unwrap();
+            channel.0.conn.writer().write_all(&json).unwrap();
+            let mut bytes = Vec::new();
+            while channel.0.conn.wants_write() {
+                channel.0.conn.write_tls(&mut bytes).unwrap();
+            }
+            drip(channel.into_bare(), bytes);
+        });
+        let mut channel = Channel::open(server(), near, Deadline::after(LONG)).unwrap();
+        assert_eq!(channel.receive::<String>(2000, Deadline::after(LONG)).unwrap(), "in time");
+        let error = channel.receive::<String>(2000, Deadline::after(SHORT)).unwrap_err();
+        assert!(error.kind == ErrorKind::Unreachable && error.chain().contains("timed out"), "{}", error.chain());
+        peer.join().unwrap();
+    }
+
+    #[test]
+    fn a_message_that_is_not_taken_ends_at_its_deadline() {
+        let (near, far) = pair();
+        let peer = thread::spawn(|| Channel::open(client(), far, Deadline::after(LONG)).unwrap());
+        let mut channel = Channel::open(server(), near, Deadline::after(LONG)).unwrap();
+        let _peer = peer.join().unwrap();
+        let error = channel.send(&"x".repeat(64 << 20), Deadline::after(SHORT)).unwrap_err();
+        assert!(error.kind == ErrorKind::Unreachable && error.chain().contains("timed out"), "{}", error.chain());
+    }
 }

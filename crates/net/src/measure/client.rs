@@ -2,23 +2,22 @@
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustls::ClientConnection;
 use serde::{Deserialize, Serialize};
-use socket2::{Domain, Protocol, Socket, Type};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::channel::{Channel, no_measurements};
+use super::deadline::Deadline;
 use super::flow::{self, Role};
 use super::message::{
     Answer, Ask, EchoReport, EchoSpec, FlowReport, FlowSpec, HostFacts, SocketSettings, TrainReport, TrainSpec, VERSION,
 };
-use super::{ALPN, STREAMS_MAX, TIME_MAX, packets};
+use super::{ALPN, STREAMS_MAX, TIME_MAX, dial, packets};
 use crate::cancel::Cancel;
-use crate::client::dial::resolve;
 use crate::client::spec::Trust;
 use crate::disk::DiskSpeed;
 use crate::identity::{self, Fingerprint, Identity, peer_fingerprint};
@@ -74,26 +73,18 @@ impl Measurement {
         trust: &Arc<dyn Trust>,
         cancel: &Cancel,
     ) -> Result<Self, Error> {
-        let addresses = resolve(&agent.host_port(), local)?;
         let control = SocketSettings { mss: Some(CONTROL_MSS), ..SocketSettings::default() };
-        let mut last = crate::internal("a host name without an address");
-        for remote in addresses {
-            match open(identity, remote, local, &control) {
-                Ok((control, rtt)) => {
-                    let peer = peer_fingerprint(control.connection().peer_certificates().unwrap_or_default())?;
-                    trust.check(agent, &peer, cancel)?;
-                    let facts = HostFacts::default();
-                    let mut bench = Self { control, identity: identity.clone(), remote, local, peer, facts, rtt };
-                    bench.facts = match bench.ask(&Ask::Hello { version: VERSION }, HANDSHAKE_TIME_MAX)? {
-                        Answer::Host(facts) => *facts,
-                        other => return Err(unexpected(&other)),
-                    };
-                    return Ok(bench);
-                }
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        let opened = |remote| open(identity, remote, local, &control).map(|(channel, rtt)| (channel, rtt, remote));
+        let (control, rtt, remote) = dial::first_of(&agent.host_port(), local, opened)?;
+        let peer = peer_fingerprint(control.connection().peer_certificates().unwrap_or_default())?;
+        trust.check(agent, &peer, cancel)?;
+        let facts = HostFacts::default();
+        let mut bench = Self { control, identity: identity.clone(), remote, local, peer, facts, rtt };
+        bench.facts = match bench.ask(&Ask::Hello { version: VERSION }, HANDSHAKE_TIME_MAX)? {
+            Answer::Host(facts) => *facts,
+            other => return Err(unexpected(&other)),
+        };
+        Ok(bench)
     }
 
     /// Returns the facts of the agent's host.
@@ -198,17 +189,18 @@ impl Measurement {
     /// Opens a stream of a flow.
     fn join(&self, token: &str, stream: u32, settings: &SocketSettings) -> Result<TcpStream, Error> {
         let (mut channel, _) = open(&self.identity, self.remote, self.local, settings)?;
-        channel.send(&Ask::Join { token: token.to_owned(), stream })?;
-        match channel.receive(ANSWER_BYTES_MAX)? {
+        let deadline = Deadline::after(HANDSHAKE_TIME_MAX);
+        channel.send(&Ask::Join { token: token.to_owned(), stream }, deadline)?;
+        match channel.receive(ANSWER_BYTES_MAX, deadline)? {
             Answer::Joined => Ok(channel.into_bare()),
             other => Err(unexpected(&other)),
         }
     }
 
     fn ask(&mut self, ask: &Ask, within: Duration) -> Result<Answer, Error> {
-        self.control.wait_up_to(within)?;
-        self.control.send(ask)?;
-        self.control.receive(ANSWER_BYTES_MAX)
+        let deadline = Deadline::after(within);
+        self.control.send(ask, deadline)?;
+        self.control.receive(ANSWER_BYTES_MAX, deadline)
     }
 }
 
@@ -219,25 +211,13 @@ fn open(
     local: Option<IpAddr>,
     settings: &SocketSettings,
 ) -> Result<(ClientChannel, Duration), Error> {
-    let failed = |e: std::io::Error| {
-        let text = format!("connect to {remote} by TCP for a measurement");
-        Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After).caused_by(e)
-    };
-    let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP)).map_err(failed)?;
-    // Before the connection is open: the shift count of its windows depends on the receive buffer.
-    flow::apply(settings, &socket)?;
-    if let Some(local) = local {
-        socket.bind(&SocketAddr::new(local, 0).into()).map_err(failed)?;
-    }
-    let start = Instant::now();
-    socket.connect_timeout(&remote.into(), HANDSHAKE_TIME_MAX).map_err(failed)?;
-    let rtt = start.elapsed();
-    socket.set_tcp_nodelay(true).map_err(failed)?;
+    let deadline = Deadline::after(HANDSHAKE_TIME_MAX);
+    let (socket, rtt) = dial::connect("the agent", remote, local, settings, deadline)?;
     let mut config = (*identity.client_config()).clone();
     config.alpn_protocols = vec![ALPN.to_vec()];
     let connection = ClientConnection::new(Arc::new(config), identity::server_name())
         .map_err(|e| Error::protocol("start TLS for a measurement").caused_by(e))?;
-    let channel = Channel::open(connection, socket.into(), HANDSHAKE_TIME_MAX)?;
+    let channel = Channel::open(connection, socket, Deadline::after(HANDSHAKE_TIME_MAX))?;
     if channel.connection().alpn_protocol() != Some(ALPN) {
         return Err(no_measurements());
     }

@@ -14,6 +14,8 @@ mod again;
 mod channel;
 mod client;
 mod connections;
+mod deadline;
+mod dial;
 mod flow;
 mod host;
 pub mod iperf3;

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::net::RecvFlags;
@@ -14,12 +14,16 @@ use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 use super::channel::Channel;
+use super::deadline::Deadline;
 use super::flow::{self, Role};
 use super::message::{Answer, Ask, FlowReport, FlowSpec, SocketSettings};
 use super::{ALPN, STREAMS_MAX, TIME_MAX, host, packets};
 use crate::disk::{Root, SPEED_BYTES_MAX, SPEED_TIME_MAX};
 use crate::identity::{Fingerprint, Identity, peer_fingerprint};
 use crate::lane::tcp::HANDSHAKE_TIME_MAX;
+
+/// Time in which the client takes an answer. Reason: it waits no longer for the report of a flow.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// Time without a question after which a measurement ends. Reason: others can measure after a client that hangs.
 const IDLE_MAX: Duration = Duration::from_secs(90);
@@ -98,21 +102,22 @@ impl Measurements {
         config.alpn_protocols = vec![ALPN.to_vec()];
         let connection = ServerConnection::new(Arc::new(config))
             .map_err(|e| Error::protocol("start TLS for a measurement").caused_by(e))?;
-        let mut channel = Channel::open(connection, stream, HANDSHAKE_TIME_MAX)?;
+        let deadline = || Deadline::after(HANDSHAKE_TIME_MAX);
+        let mut channel = Channel::open(connection, stream, deadline())?;
         let peer = peer_fingerprint(channel.connection().peer_certificates().unwrap_or_default())?;
         // The refusal of a peer follows its first message: a connection that is closed before would reset, and the peer
         // would not read why.
-        let first = channel.receive(FIRST_ASK_BYTES_MAX);
+        let first = channel.receive(FIRST_ASK_BYTES_MAX, deadline());
         let outcome = first.and_then(|ask| may_measure(&peer).map(|()| ask)).and_then(|ask| match ask {
             Ask::Hello { .. } => {
                 let place = self.enter(Some(peer), from)?;
-                channel.send(&Answer::Host(Box::new(host::facts())))?;
+                channel.send(&Answer::Host(Box::new(host::facts())), deadline())?;
                 let control = Control { peer, directory, flow: None, packets: None, started: 0, place };
                 control.run(&mut channel).map(Served::Control)
             }
             Ask::Join { token, stream } => {
                 let way = self.way_of(Some(peer), &token)?;
-                channel.send(&Answer::Joined).map(|()| Served::Stream(way, stream))
+                channel.send(&Answer::Joined, deadline()).map(|()| Served::Stream(way, stream))
             }
             _ => Err(Error::protocol("a question of a measurement before its first message")),
         });
@@ -125,7 +130,7 @@ impl Measurements {
             }
             Err(error) => {
                 // The peer may be gone.
-                let _ = channel.send(&refusal(&error));
+                let _ = channel.send(&refusal(&error), deadline());
                 Err(error)
             }
         }
@@ -213,9 +218,8 @@ struct Control<'a> {
 impl Control<'_> {
     /// Answers questions until the client ends the measurement. Returns the number of flows, packet trains and echoes.
     fn run(mut self, channel: &mut ServerChannel) -> Result<u32, Error> {
-        channel.wait_up_to(IDLE_MAX)?;
         loop {
-            let ask = match channel.receive(ASK_BYTES_MAX) {
+            let ask = match channel.receive(ASK_BYTES_MAX, Deadline::after(IDLE_MAX)) {
                 Ok(ask) => ask,
                 // The client has ended the measurement.
                 Err(error) if error.kind == ErrorKind::Unreachable => return Ok(self.started),
@@ -229,7 +233,7 @@ impl Control<'_> {
                 Ask::Disk { path } => self.disk(&path),
                 packets => self.packets(packets, channel.socket()),
             };
-            channel.send(&answer.unwrap_or_else(|error| refusal(&error)))?;
+            channel.send(&answer.unwrap_or_else(|error| refusal(&error)), Deadline::after(ANSWER_WITHIN))?;
         }
     }
 
@@ -250,9 +254,10 @@ impl Control<'_> {
         let Some(Flow::Joining(spec, joined)) = self.flow.take() else {
             return Err(Error::protocol("the start of a flow that is not prepared"));
         };
-        let mut streams = Vec::new();
+        let (mut streams, end) = (Vec::new(), Instant::now() + JOIN_WITHIN);
         while streams.len() < spec.streams as usize {
-            let (number, stream) = joined.recv_timeout(JOIN_WITHIN).map_err(|_| {
+            let left = end.saturating_duration_since(Instant::now());
+            let (number, stream) = joined.recv_timeout(left).map_err(|_| {
                 let text = format!("{} of {} streams have joined the flow", streams.len(), spec.streams);
                 Error::new(ErrorKind::Unreachable, Scope::Client, Phase::Prepare, text)
             })?;

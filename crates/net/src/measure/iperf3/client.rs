@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, Socket, Type};
 use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
@@ -16,8 +15,9 @@ use super::message::{DATAGRAM_BYTES_MAX, DATAGRAM_BYTES_MIN, Params, Results, St
 use super::results::{Ends, tcp_result, udp_result};
 use super::udp::{self, Counts, DatagramReport, Datagrams, Times};
 use super::{COOKIE_BYTES, Cookie, failed};
-use crate::client::dial::resolve;
 use crate::measure::again::until_begun;
+use crate::measure::deadline::Deadline;
+use crate::measure::dial;
 use crate::measure::flow::{self, Role};
 use crate::measure::message::{FlowReport, FlowSpec, SocketSettings};
 use crate::measure::{STREAMS_MAX, TIME_MAX};
@@ -125,31 +125,9 @@ fn cookie() -> Result<Cookie, Error> {
     Ok(cookie)
 }
 
-/// Connects to the first address of a server that answers.
-fn dial(server: &HostPort, local: Option<IpAddr>) -> Result<(TcpStream, SocketAddr), Error> {
-    let mut last = crate::internal("a host name without an address");
-    for remote in resolve(server, local)? {
-        match connect(remote, local, &SocketSettings::default()) {
-            Ok(stream) => return Ok((stream, remote)),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
 fn connect(remote: SocketAddr, local: Option<IpAddr>, settings: &SocketSettings) -> Result<TcpStream, Error> {
-    let failed = |e: io::Error| {
-        let text = format!("connect to the iperf3 server {remote} by TCP");
-        Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Prepare, text).retry(Retry::After).caused_by(e)
-    };
-    let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP)).map_err(failed)?;
-    // Before the connection is open: the shift count of its windows depends on the receive buffer.
-    flow::apply(settings, &socket)?;
-    if let Some(local) = local {
-        socket.bind(&SocketAddr::new(local, 0).into()).map_err(failed)?;
-    }
-    socket.connect_timeout(&remote.into(), MESSAGE_TIME_MAX).map_err(failed)?;
-    Ok(socket.into())
+    let deadline = Deadline::after(MESSAGE_TIME_MAX);
+    dial::connect("the iperf3 server", remote, local, settings, deadline).map(|(stream, _)| stream)
 }
 
 /// Test under way.
@@ -165,7 +143,8 @@ impl<'a> Session<'a> {
     /// Connects to a server that has a place for the test.
     fn open(server: &HostPort, local: Option<IpAddr>, test: &'a Iperf3Test) -> Result<Self, Error> {
         let cookie = cookie()?;
-        let (stream, remote) = dial(server, local)?;
+        let connected = |remote| connect(remote, local, &SocketSettings::default()).map(|stream| (stream, remote));
+        let (stream, remote) = dial::first_of(server, local, connected)?;
         let mut session = Self { control: Control::new(stream, MESSAGE_TIME_MAX)?, remote, local, cookie, test };
         session.control.send_cookie(&session.cookie)?;
         session.wait_for(State::ParamExchange)?;
@@ -345,7 +324,7 @@ impl<'a> Session<'a> {
 
     /// Waits for the end of the time, and ends the test. Errors: the server ends it before.
     fn end(&mut self, until: Instant) -> Result<(), Error> {
-        if let Some(state) = self.control.state_before(until)? {
+        if let Some(state) = self.control.state_before(Deadline(until))? {
             return self
                 .match_state(state, State::TestEnd)
                 .and_then(|()| Err(Error::protocol("the iperf3 server ends the test, which is up to its client")));

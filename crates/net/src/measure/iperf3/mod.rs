@@ -22,6 +22,8 @@ pub use self::client::{Iperf3Outcome, Iperf3Test, Iperf3Transport, run};
 pub(crate) use self::server::{Iperf3Server, Served};
 pub use self::udp::DatagramReport;
 
+use super::deadline::in_words;
+
 /// Port of iperf3.
 pub const IPERF3_PORT: u16 = 5201;
 
@@ -33,5 +35,7 @@ type Cookie = [u8; COOKIE_BYTES];
 
 /// Returns the error of a connection that failed while `what` was tried.
 fn failed(what: &str, error: io::Error) -> Error {
-    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, what).retry(Retry::After).caused_by(error)
+    Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, what)
+        .retry(Retry::After)
+        .caused_by(in_words(error))
 }

@@ -16,6 +16,7 @@ use super::message::{Code, Params, Plan, Refusal, Results, State, StreamResult};
 use super::results::{Ends, tcp_result, udp_result};
 use super::udp::{self, Counts, Datagrams, Door, Times};
 use super::{COOKIE_BYTES, Cookie};
+use crate::measure::deadline::Deadline;
 use crate::measure::flow::{self, Role};
 use crate::measure::host;
 use crate::measure::message::{FlowReport, FlowSpec, SocketSettings};
@@ -253,7 +254,7 @@ impl Test {
         let role = self.plan.role;
         let flow = thread::Builder::new().name("flow".to_owned()).spawn(move || flow::run(role, streams, &spec));
         let flow = flow.map_err(|e| crate::no_thread("start the thread of a flow", e))?;
-        let ended = self.control.state_before(Instant::now() + limit);
+        let ended = self.control.state_before(Deadline::after(limit));
         flow::cut(&cloned);
         let report = flow.join().map_err(|_| crate::internal("a flow has panicked"))?;
         Ok((Moved::Tcp(report, cloned), ended?.unwrap_or(State::ServerTerminate)))
@@ -273,7 +274,7 @@ impl Test {
                     scope.spawn(move || udp::run(role, socket, datagrams, times, is_over))
                 })
                 .collect();
-            let ended = control.state_before(times.end);
+            let ended = control.state_before(Deadline(times.end));
             is_over.store(true, Ordering::Relaxed);
             // A stream that the kernel has ended counts nothing.
             let counts: Vec<Counts> = streams

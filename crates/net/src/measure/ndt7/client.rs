@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use socket2::{Domain, Protocol, Socket, Type};
 use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
@@ -18,11 +17,12 @@ use tungstenite::http::{HeaderValue, StatusCode};
 
 use super::load::messages;
 use super::message::{KernelReport, Measurement};
-use super::wire::{Bounded, Incoming, Session, Wire, config, failed, late};
+use super::wire::{Incoming, Session, Wire, config, failed, late};
 use super::{CLOSE_TIME_MAX, DOWNLOAD, HANDSHAKE_TIME_MAX, MEASURE_EVERY, PROTOCOL, TEST_TIME, UPLOAD};
-use crate::client::dial::resolve;
 use crate::identity::{self, Fingerprint, Identity, peer_fingerprint};
 use crate::measure::again::until_begun;
+use crate::measure::deadline::{Bounded, Deadline, in_words};
+use crate::measure::dial;
 use crate::measure::flow;
 use crate::measure::message::{FlowReport, SocketSettings};
 
@@ -103,12 +103,18 @@ fn open(
     identity: &Identity,
     test: &Ndt7Test,
 ) -> Result<(Session, TcpStream, SocketAddr), Error> {
-    let until = Instant::now() + HANDSHAKE_TIME_MAX;
-    let (stream, remote) = dial(server, local, test)?;
+    let deadline = Deadline::after(HANDSHAKE_TIME_MAX);
+    let rate = test.rate_max_bps.filter(|_| test.direction == DataDirection::Out);
+    let settings = SocketSettings { pacing_bps: rate, ..SocketSettings::default() };
+    let connected = |remote| {
+        let (stream, _) = dial::connect("the NDT7 server", remote, local, &settings, deadline)?;
+        Ok((stream, remote))
+    };
+    let (stream, remote) = dial::first_of(server, local, connected)?;
     let socket = stream.try_clone().map_err(|e| crate::internal("duplicate a socket").caused_by(e))?;
     let (wire, scheme): (Box<dyn Wire>, _) = match security {
-        Ndt7Security::Clear => (Box::new(Bounded::new(stream, until)), "ws"),
-        _ => (Box::new(encrypted(stream, server, security, identity, until)?), "wss"),
+        Ndt7Security::Clear => (Box::new(Bounded::new(stream, deadline)), "ws"),
+        _ => (Box::new(encrypted(stream, server, security, identity, deadline)?), "wss"),
     };
     let path = if test.direction == DataDirection::Out { UPLOAD } else { DOWNLOAD };
     let version = env!("CARGO_PKG_VERSION");
@@ -144,39 +150,13 @@ fn handshake_error<R: HandshakeRole>(error: HandshakeError<R>) -> Error {
     }
 }
 
-/// Connects to the first address of a server that answers.
-fn dial(server: &HostPort, local: Option<IpAddr>, test: &Ndt7Test) -> Result<(TcpStream, SocketAddr), Error> {
-    let mut last = crate::internal("a host name without an address");
-    for remote in resolve(server, local)? {
-        match connect(remote, local, test) {
-            Ok(stream) => return Ok((stream, remote)),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-fn connect(remote: SocketAddr, local: Option<IpAddr>, test: &Ndt7Test) -> Result<TcpStream, Error> {
-    let failed = |e: std::io::Error| failed(&format!("connect to the NDT7 server {remote} by TCP"), e);
-    let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP)).map_err(failed)?;
-    if test.direction == DataDirection::Out {
-        flow::apply(&SocketSettings { pacing_bps: test.rate_max_bps, ..SocketSettings::default() }, &socket)?;
-    }
-    if let Some(local) = local {
-        socket.bind(&SocketAddr::new(local, 0).into()).map_err(failed)?;
-    }
-    socket.connect_timeout(&remote.into(), HANDSHAKE_TIME_MAX).map_err(failed)?;
-    socket.set_tcp_nodelay(true).map_err(failed)?;
-    Ok(socket.into())
-}
-
 /// Runs the TLS handshake, and checks the server.
 fn encrypted(
     stream: TcpStream,
     server: &HostPort,
     security: Ndt7Security,
     identity: &Identity,
-    until: Instant,
+    deadline: Deadline,
 ) -> Result<StreamOwned<ClientConnection, Bounded>, Error> {
     let untrusted = |text: String| Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text);
     let (mut config, name) = match security {
@@ -190,7 +170,7 @@ fn encrypted(
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let connection = ClientConnection::new(Arc::new(config), name)
         .map_err(|e| crate::internal("start TLS for NDT7").caused_by(e))?;
-    let mut tls = StreamOwned::new(connection, Bounded::new(stream, until));
+    let mut tls = StreamOwned::new(connection, Bounded::new(stream, deadline));
     while tls.conn.is_handshaking() {
         tls.conn.complete_io(&mut tls.sock).map_err(|e| {
             let is_tls = e.get_ref().is_some_and(|inner| inner.downcast_ref::<rustls::Error>().is_some());
@@ -200,7 +180,7 @@ fn encrypted(
                      an agent, or ndt7+ws:// without TLS"
                 ))
                 .caused_by(e),
-                false => failed("run the TLS handshake with an NDT7 server", e),
+                false => failed("run the TLS handshake with an NDT7 server", in_words(e)),
             }
         })?;
     }

@@ -13,9 +13,10 @@ use tungstenite::http::{HeaderValue, StatusCode};
 
 use super::load::messages;
 use super::message::{AppInfo, ConnectionInfo, KernelReport, Measurement, micros};
-use super::wire::{Bounded, Incoming, Session, Wire, config, failed, late};
+use super::wire::{Incoming, Session, Wire, config, failed, late};
 use super::{CLOSE_TIME_MAX, DOWNLOAD, HANDSHAKE_TIME_MAX, MEASURE_EVERY, PROTOCOL, TEST_TIME, UPLOAD};
 use crate::identity::Identity;
+use crate::measure::deadline::{Bounded, Deadline, in_words};
 use crate::measure::flow;
 use crate::measure::message::SocketSettings;
 use crate::measure::serve::{Measurements, Place};
@@ -79,8 +80,7 @@ impl Ndt7Server {
         let _ = flow::apply(&settings, &stream);
         let watched = stream.try_clone().map_err(lost)?;
         let local = stream.local_addr().map_err(lost)?;
-        let until = Instant::now() + HANDSHAKE_TIME_MAX;
-        let wire = self.wire(stream, until)?;
+        let wire = self.wire(stream, Deadline::after(HANDSHAKE_TIME_MAX))?;
         let mut asked = None;
         #[allow(clippy::result_large_err, reason = "the type is that of the library")]
         let callback = |request: &Request, response: Response| {
@@ -114,18 +114,19 @@ impl Ndt7Server {
     }
 
     /// Begins TLS if the client does.
-    fn wire(&self, stream: TcpStream, until: Instant) -> Result<Box<dyn Wire>, Error> {
-        let lost = |e| failed("wait for the request of an NDT7 client", e);
-        stream.set_read_timeout(Some(HANDSHAKE_TIME_MAX)).map_err(lost)?;
+    fn wire(&self, stream: TcpStream, deadline: Deadline) -> Result<Box<dyn Wire>, Error> {
+        let lost = |e| failed("wait for the request of an NDT7 client", in_words(e));
+        stream.set_read_timeout(Some(deadline.left().map_err(lost)?)).map_err(lost)?;
         let mut first = [0];
         if stream.peek(&mut first).map_err(lost)? == 0 || first[0] != TLS_HANDSHAKE {
-            return Ok(Box::new(Bounded::new(stream, until)));
+            return Ok(Box::new(Bounded::new(stream, deadline)));
         }
         let connection = ServerConnection::new(Arc::clone(&self.tls))
             .map_err(|e| crate::internal("start TLS for NDT7").caused_by(e))?;
-        let mut tls = StreamOwned::new(connection, Bounded::new(stream, until));
+        let mut tls = StreamOwned::new(connection, Bounded::new(stream, deadline));
         while tls.conn.is_handshaking() {
-            tls.conn.complete_io(&mut tls.sock).map_err(|e| failed("run the TLS handshake of an NDT7 client", e))?;
+            let done = tls.conn.complete_io(&mut tls.sock);
+            done.map_err(|e| failed("run the TLS handshake of an NDT7 client", in_words(e)))?;
         }
         Ok(Box::new(tls))
     }

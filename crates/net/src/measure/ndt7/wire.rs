@@ -1,10 +1,8 @@
 //! WebSocket of a test over TCP or TLS. Every wait has an end, so that no peer can hold a test.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::net::RecvFlags;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use tungstenite::protocol::frame::coding::CloseCode;
@@ -12,6 +10,7 @@ use tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tungstenite::{Bytes, Message, WebSocket};
 
 use super::{CLOSE_TIME_MAX, RECEIVED_BYTES_MAX, TEST_TIME};
+use crate::measure::deadline::{Bounded, Deadline};
 
 /// Maximum number of measurements of a peer in a test. Source: the specification allows ten a second. Without a limit, a
 /// flood of them would keep this end reading after the end of the test.
@@ -19,61 +18,6 @@ const TEXTS_MAX: u32 = 10 * (TEST_TIME.as_secs() + CLOSE_TIME_MAX.as_secs()) as 
 
 /// Maximum size of a measurement in bytes. Reason: those of `ndt-server` have 2 kB.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-
-/// Shortest timeout of a socket: 0 is none.
-const TIMEOUT_MIN: Duration = Duration::from_millis(1);
-
-/// Socket whose calls end at a moment, with `WouldBlock`.
-pub(super) struct Bounded {
-    pub(super) socket: TcpStream,
-    /// End of every call.
-    pub(super) until: Instant,
-    /// False: a read takes only data that has arrived.
-    pub(super) waits: bool,
-}
-
-impl Bounded {
-    /// Takes a connection, for a handshake that ends at a moment.
-    pub(super) fn new(socket: TcpStream, until: Instant) -> Self {
-        Self { socket, until, waits: true }
-    }
-
-    fn left(&self) -> io::Result<Duration> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(left.max(TIMEOUT_MIN)) }
-    }
-}
-
-impl Read for Bounded {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        if !self.waits {
-            return Ok(rustix::net::recv(&self.socket, bytes, RecvFlags::DONTWAIT)?.0);
-        }
-        loop {
-            self.socket.set_read_timeout(Some(self.left()?))?;
-            match self.socket.read(bytes) {
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-                outcome => return outcome,
-            }
-        }
-    }
-}
-
-impl Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            self.socket.set_write_timeout(Some(self.left()?))?;
-            match self.socket.write(bytes) {
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-                outcome => return outcome,
-            }
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Connection of a test.
 pub(super) trait Wire: Read + Write + Send {
@@ -131,7 +75,7 @@ impl Session {
         let bounded = self.websocket.get_mut().bounded();
         bounded.waits = until.is_some();
         if let Some(until) = until {
-            bounded.until = until;
+            bounded.deadline = Deadline(until);
         }
         match self.websocket.read() {
             Ok(Message::Binary(data)) => Ok(Incoming::Data(data.len() as u64)),
@@ -152,13 +96,13 @@ impl Session {
     /// Sends a binary message before a moment. Returns false if the time is over, or the peer has closed the
     /// connection.
     pub(super) fn send(&mut self, data: &Bytes, until: Instant) -> Result<bool, Error> {
-        self.websocket.get_mut().bounded().until = until;
+        self.websocket.get_mut().bounded().deadline = Deadline(until);
         self.sent(Message::Binary(data.clone()))
     }
 
     /// Sends a measurement.
     pub(super) fn send_text(&mut self, json: String, until: Instant) -> Result<bool, Error> {
-        self.websocket.get_mut().bounded().until = until;
+        self.websocket.get_mut().bounded().deadline = Deadline(until);
         self.sent(Message::text(json))
     }
 
@@ -171,7 +115,7 @@ impl Session {
 
     /// Closes the connection: waits until a moment for the peer's close, and drops its data.
     pub(super) fn close(&mut self, until: Instant) {
-        self.websocket.get_mut().bounded().until = until;
+        self.websocket.get_mut().bounded().deadline = Deadline(until);
         // The peer may be gone.
         let _ = self.websocket.close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }));
         let _ = self.websocket.flush();

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use sterna_proto::location::HostPort;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
+use super::super::dial;
 use super::super::message::{EchoPort, EchoReport, EchoSpec};
 use super::super::stamp::{BASE_BYTES, NtpTime, Probe, Reply};
 use super::plan::{check_echoes, header_bytes};
 use super::receive::{Receiver, Silence};
 use super::send::unix_time;
 use super::socket::{SocketErrors, connect, port_of};
-use crate::client::dial::resolve;
 
 /// Lateness above which the schedule of echoes shifts. Reason: as for trains.
 const LATE_MAX: Duration = Duration::from_millis(5);
@@ -35,8 +35,7 @@ pub fn stamp_echoes(
     from: Option<IpAddr>,
     spec: &EchoSpec,
 ) -> Result<(SocketAddr, EchoReport), Error> {
-    let mut last = crate::internal("a host name without an address");
-    for to in resolve(reflector, from)? {
+    dial::first_of(reflector, from, |to| {
         check_echoes(spec, to.is_ipv4()).map_err(|text| Error::usage(&[], text))?;
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let local = SocketAddr::new(from.unwrap_or(any), 0);
@@ -51,9 +50,8 @@ pub fn stamp_echoes(
         }
         let sent: u64 = report.echoes.iter().map(|port| port.sent).sum();
         let text = format!("send {sent} STAMP packets to {to} by UDP: no reply; a reflector must run there");
-        last = Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, text).retry(Retry::After);
-    }
-    Err(last)
+        Err(Error::new(ErrorKind::Unreachable, Scope::Path, Phase::Transfer, text).retry(Retry::After))
+    })
 }
 
 /// Sends echoes over connected sockets, and receives the replies. `session`: identifier of the packets.
