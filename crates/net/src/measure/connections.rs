@@ -55,6 +55,8 @@ impl Connection {
 pub struct Connections {
     socket: OwnedFd,
     buffer: Vec<u8>,
+    /// Sequence number of the last request.
+    sequence: u32,
 }
 
 /// `SOCK_DIAG_BY_FAMILY` of include/uapi/linux/sock_diag.h.
@@ -66,6 +68,12 @@ const MESSAGE_DONE: u16 = 3;
 
 /// `NLM_F_REQUEST` and `NLM_F_DUMP` of include/uapi/linux/netlink.h.
 const FLAGS_REQUEST_DUMP: u16 = 0x301;
+
+/// `NLM_F_DUMP_INTR` of include/uapi/linux/netlink.h: the table has changed during the dump, so that it may be incomplete.
+const FLAG_INTERRUPTED: u16 = 0x10;
+
+/// Maximum number of dumps for one answer. Reason: changes of the table can interrupt one; several in a row are a fault.
+const DUMPS_MAX: u32 = 4;
 
 /// Address families of include/linux/socket.h.
 const INET: u8 = 2;
@@ -101,12 +109,12 @@ impl Connections {
     pub fn open() -> Result<Self, Error> {
         let opened = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, SocketFlags::CLOEXEC, Some(SOCK_DIAG));
         let socket = opened.map_err(|e| refused(e.into()))?;
-        Ok(Self { socket, buffer: vec![0; BUFFER_BYTES] })
+        Ok(Self { socket, buffer: vec![0; BUFFER_BYTES], sequence: 0 })
     }
 
     /// Reads all connections of both families. Cost: about 2 µs for each.
     ///
-    /// Errors: the kernel refuses the request, as without the module `tcp_diag`.
+    /// Errors: the kernel refuses the request, as without the module `tcp_diag`, or interrupts each of four dumps.
     pub fn read(&mut self) -> Result<Vec<Connection>, Error> {
         let mut found = Vec::new();
         for family in [INET, INET6] {
@@ -116,7 +124,24 @@ impl Connections {
     }
 
     fn read_family(&mut self, family: u8, found: &mut Vec<Connection>) -> io::Result<()> {
-        sendto(&self.socket, &request(family), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        let mut last = io::Error::from(io::ErrorKind::Interrupted);
+        for _ in 0..DUMPS_MAX {
+            self.sequence = self.sequence.wrapping_add(1);
+            let mut dump = Dump::new(self.sequence, CONNECTIONS_MAX - found.len().min(CONNECTIONS_MAX));
+            match self.read_dump(family, &mut dump)? {
+                State::Failed(error) => last = error,
+                _ => {
+                    found.append(&mut dump.found);
+                    return Ok(());
+                }
+            }
+        }
+        Err(last)
+    }
+
+    /// Reads the answer to one request. Errors: the kernel refuses the request.
+    fn read_dump(&mut self, family: u8, dump: &mut Dump) -> io::Result<State> {
+        sendto(&self.socket, &request(family, dump.sequence), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
         loop {
             let length = match recv(&self.socket, &mut self.buffer[..], RecvFlags::empty()) {
                 Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -124,8 +149,9 @@ impl Connections {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(errno) => return Err(errno.into()),
             };
-            if read_messages(&self.buffer[..length], found)? == Dump::Complete {
-                return Ok(());
+            match dump.handle(&self.buffer[..length])? {
+                State::More => {}
+                state => return Ok(state),
             }
         }
     }
@@ -137,7 +163,7 @@ fn refused(error: io::Error) -> Error {
 }
 
 /// Returns the request for all connections of a family: `struct nlmsghdr` and `struct inet_diag_req_v2`.
-fn request(family: u8) -> Vec<u8> {
+fn request(family: u8, sequence: u32) -> Vec<u8> {
     // The request for Vegas stands for every congestion control, and the answer has its own attribute.
     let attributes = [ATTRIBUTE_INFO, ATTRIBUTE_VEGAS, ATTRIBUTE_CONGESTION, ATTRIBUTE_MEMORY];
     let attributes = attributes.iter().fold(0, |bits, attribute| bits | 1 << (attribute - 1));
@@ -146,8 +172,9 @@ fn request(family: u8) -> Vec<u8> {
     bytes.extend((length as u32).to_ne_bytes());
     bytes.extend(BY_FAMILY.to_ne_bytes());
     bytes.extend(FLAGS_REQUEST_DUMP.to_ne_bytes());
-    // Sequence number, and the port of the sender, which the kernel fills in.
-    bytes.extend([0; 8]);
+    bytes.extend(sequence.to_ne_bytes());
+    // Port of the sender, which the kernel fills in.
+    bytes.extend([0; 4]);
     bytes.extend([family, TCP, attributes, 0]);
     bytes.extend(STATES.to_ne_bytes());
     // Any addresses and ports.
@@ -156,27 +183,55 @@ fn request(family: u8) -> Vec<u8> {
 }
 
 /// State of a dump.
-#[derive(Debug, PartialEq, Eq)]
-enum Dump {
+#[derive(Debug)]
+enum State {
     More,
     Complete,
+    /// The dump has ended, and is not complete.
+    Failed(io::Error),
 }
 
-/// Parses the messages of one datagram. Messages that are cut short are skipped.
-fn read_messages(mut bytes: &[u8], found: &mut Vec<Connection>) -> io::Result<Dump> {
-    while bytes.len() >= HEADER_BYTES {
-        let length = (number(bytes, 0) as usize).clamp(HEADER_BYTES, bytes.len());
-        let body = &bytes[HEADER_BYTES..length];
-        match u16::from_ne_bytes([bytes[4], bytes[5]]) {
-            MESSAGE_DONE => return Ok(Dump::Complete),
-            // The number of the error is negative.
-            MESSAGE_ERROR => return Err(io::Error::from_raw_os_error((number(body, 0) as i32).wrapping_neg())),
-            BY_FAMILY if found.len() < CONNECTIONS_MAX => found.extend(parse(body)),
-            _ => {}
-        }
-        bytes = &bytes[length.next_multiple_of(4).min(bytes.len())..];
+/// Answer to a request.
+#[derive(Debug)]
+struct Dump {
+    /// Sequence number of the request. Messages with another one are the rest of an answer that was given up.
+    sequence: u32,
+    /// Maximum number of connections.
+    found_max: usize,
+    found: Vec<Connection>,
+    is_interrupted: bool,
+}
+
+impl Dump {
+    fn new(sequence: u32, found_max: usize) -> Self {
+        Self { sequence, found_max, found: Vec::new(), is_interrupted: false }
     }
-    Ok(Dump::More)
+
+    /// Parses the messages of one datagram. Messages that are cut short are skipped. Errors: the kernel refuses the
+    /// request.
+    fn handle(&mut self, mut bytes: &[u8]) -> io::Result<State> {
+        while bytes.len() >= HEADER_BYTES {
+            let length = (number(bytes, 0) as usize).clamp(HEADER_BYTES, bytes.len());
+            let body = &bytes[HEADER_BYTES..length];
+            if number(bytes, 8) == self.sequence {
+                self.is_interrupted |= u16::from_ne_bytes([bytes[6], bytes[7]]) & FLAG_INTERRUPTED != 0;
+                // The number of an error is negative.
+                let errno = (number(body, 0) as i32).wrapping_neg();
+                match u16::from_ne_bytes([bytes[4], bytes[5]]) {
+                    MESSAGE_DONE if errno > 0 => return Ok(State::Failed(io::Error::from_raw_os_error(errno))),
+                    MESSAGE_DONE if self.is_interrupted => {
+                        return Ok(State::Failed(io::ErrorKind::Interrupted.into()));
+                    }
+                    MESSAGE_DONE => return Ok(State::Complete),
+                    MESSAGE_ERROR => return Err(io::Error::from_raw_os_error(errno)),
+                    BY_FAMILY if self.found.len() < self.found_max => self.found.extend(parse(body)),
+                    _ => {}
+                }
+            }
+            bytes = &bytes[length.next_multiple_of(4).min(bytes.len())..];
+        }
+        Ok(State::More)
+    }
 }
 
 /// Parses a `struct inet_diag_msg` and its attributes. Returns `None` if it is cut short.
@@ -260,6 +315,59 @@ mod tests {
         }
     }
 
+    const SEQUENCE: u32 = 7;
+
+    /// Message of a kernel.
+    fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(HEADER_BYTES + body.len()).unwrap().to_ne_bytes();
+        let (kind, flags, sequence) = (kind.to_ne_bytes(), flags.to_ne_bytes(), sequence.to_ne_bytes());
+        [&length[..], &kind, &flags, &sequence, &[0; 4], body].concat()
+    }
+
+    #[test]
+    fn only_a_complete_answer_to_the_request_counts() {
+        let connection = |flags, sequence| message(BY_FAMILY, flags, sequence, &[0; BODY_BYTES]);
+        let done = |flags, sequence, errno: i32| message(MESSAGE_DONE, flags, sequence, &(-errno).to_ne_bytes());
+        let handle = |messages: &[Vec<u8>]| {
+            let mut dump = Dump::new(SEQUENCE, 4);
+            let state = dump.handle(&messages.concat()).unwrap();
+            let failure = match state {
+                State::Failed(error) => Some(error.to_string()),
+                State::Complete => None,
+                State::More => Some("more".to_owned()),
+            };
+            (dump.found.len(), failure)
+        };
+        assert_eq!(handle(&[connection(2, SEQUENCE), done(2, SEQUENCE, 0)]), (1, None));
+        // The rest of an answer that was given up.
+        let stale = [connection(2, 6), done(2, 6, 0), message(MESSAGE_ERROR, 0, 6, &(-1_i32).to_ne_bytes())];
+        assert_eq!(handle(&stale), (0, Some("more".to_owned())));
+        assert_eq!(handle(&[&stale[..], &[connection(2, SEQUENCE), done(2, SEQUENCE, 0)]].concat()), (1, None));
+        // The table has changed meanwhile, as the first or the last message tells.
+        let interrupted = Some(io::Error::from(io::ErrorKind::Interrupted).to_string());
+        let flags = 2 | FLAG_INTERRUPTED;
+        assert_eq!(handle(&[connection(flags, SEQUENCE), done(2, SEQUENCE, 0)]), (1, interrupted.clone()));
+        assert_eq!(handle(&[connection(2, SEQUENCE), done(flags, SEQUENCE, 0)]), (1, interrupted));
+        let no_memory = Some(io::Error::from_raw_os_error(libc::ENOMEM).to_string());
+        assert_eq!(handle(&[connection(2, SEQUENCE), done(2, SEQUENCE, libc::ENOMEM)]), (1, no_memory));
+        let refused = message(MESSAGE_ERROR, 0, SEQUENCE, &(-libc::EPERM).to_ne_bytes());
+        let error = Dump::new(SEQUENCE, 4).handle(&refused).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+    }
+
+    /// A reader that has given an answer up reads the next one, and not its rest.
+    #[test]
+    fn the_rest_of_an_answer_is_skipped() {
+        let mut connections = Connections::open().unwrap();
+        let given_up = request(INET, u32::MAX);
+        sendto(&connections.socket, &given_up, SendFlags::empty(), &SocketAddrNetlink::new(0, 0)).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let local = here.local_addr().unwrap();
+        let all = connections.read().unwrap();
+        assert_eq!(all.iter().filter(|one| one.local == local).count(), 1);
+    }
+
     #[test]
     fn damaged_messages_never_panic() {
         for_seeds("connections: damaged messages", 2000, |seed| {
@@ -271,7 +379,11 @@ mod tests {
                 bytes[4..6].copy_from_slice(&BY_FAMILY.to_ne_bytes());
                 bytes[..4].copy_from_slice(&(length as u32).to_ne_bytes());
             }
-            let _ = read_messages(&bytes, &mut Vec::new());
+            // And half of them belong to the request.
+            if bytes.len() > 12 && random.below(2) > 0 {
+                bytes[8..12].copy_from_slice(&SEQUENCE.to_ne_bytes());
+            }
+            let _ = Dump::new(SEQUENCE, 4).handle(&bytes);
         });
     }
 }
