@@ -14,7 +14,8 @@ use super::channel::{Channel, no_measurements};
 use super::deadline::Deadline;
 use super::flow::{self, Role};
 use super::message::{
-    Answer, Ask, EchoReport, EchoSpec, FlowReport, FlowSpec, HostFacts, SocketSettings, TrainReport, TrainSpec, VERSION,
+    Answer, Ask, EchoReport, EchoSpec, FlowReport, FlowSpec, HostFacts, SocketSettings, TrainReport, TrainSpec,
+    VERSION, check_disk,
 };
 use super::{ALPN, STREAMS_MAX, TIME_MAX, dial, packets};
 use crate::cancel::Cancel;
@@ -84,6 +85,7 @@ impl Measurement {
             Answer::Host(facts) => *facts,
             other => return Err(unexpected(&other)),
         };
+        bench.facts.check()?;
         Ok(bench)
     }
 
@@ -143,6 +145,7 @@ impl Measurement {
             Answer::Flow(report) => report,
             other => return Err(unexpected(&other)),
         };
+        far.check(spec)?;
         Ok(match role {
             Role::Sends => FlowPair { sender: near, receiver: far },
             Role::Receives => FlowPair { sender: far, receiver: near },
@@ -154,7 +157,7 @@ impl Measurement {
     /// Errors: `Denied`, `NotFound`: no directory that this host may write to; `Io`.
     pub fn disk(&mut self, path: &str) -> Result<DiskSpeed, Error> {
         match self.ask(&Ask::Disk { path: path.to_owned() }, DISK_WITHIN)? {
-            Answer::Disk(speed) => Ok(speed),
+            Answer::Disk(speed) => check_disk(&speed).map(|()| speed),
             other => Err(unexpected(&other)),
         }
     }
@@ -163,14 +166,16 @@ impl Measurement {
     ///
     /// Errors: `Usage`; `Unreachable`: no UDP packet arrived; `Denied`.
     pub fn train(&mut self, spec: &TrainSpec) -> Result<TrainReport, Error> {
-        self.with_packets(|packets| packets.train(spec))
+        let report = self.with_packets(|packets| packets.train(spec))?;
+        report.check(spec).map(|()| report)
     }
 
     /// Sends packets that the agent sends back.
     ///
     /// Errors: `Usage`; `Unreachable`: no UDP packet arrived; `Denied`.
     pub fn echo(&mut self, spec: &EchoSpec) -> Result<EchoReport, Error> {
-        self.with_packets(|packets| packets.echo(spec))
+        let report = self.with_packets(|packets| packets.echo(spec))?;
+        report.check(spec).map(|()| report)
     }
 
     fn with_packets<T>(&mut self, run: impl FnOnce(&mut packets::Client<'_>) -> Result<T, Error>) -> Result<T, Error> {

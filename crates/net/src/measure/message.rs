@@ -2,6 +2,7 @@
 //!
 //! They travel as JSON. A field that a peer does not have is skipped, so that later releases can add some.
 
+mod check;
 mod packets;
 
 use std::time::Duration;
@@ -9,8 +10,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sterna_proto::path_cache::DataDirection;
 
+use self::check::{ITEMS_MAX, SAMPLES_MAX, list};
+use super::STREAMS_MAX;
 use crate::disk::DiskSpeed;
 
+pub use self::check::check_disk;
 pub use self::packets::{
     EchoPort, EchoReport, EchoSpec, PortCount, SentSize, SentTrain, SizeCount, TrainBin, TrainReport, TrainSpec,
 };
@@ -92,6 +96,7 @@ pub enum Answer {
     /// Packets that the agent has sent back, by port of the client.
     Echoed {
         /// Counts, in the order of the ports.
+        #[serde(deserialize_with = "list::<_, _, ITEMS_MAX>")]
         reflected: Vec<u64>,
     },
     /// Speed of a disk of the agent.
@@ -259,6 +264,7 @@ pub struct StreamReport {
     /// Shift count of the windows of this end.
     pub own_scale: u8,
     /// Samples, in order of time.
+    #[serde(deserialize_with = "list::<_, _, SAMPLES_MAX>")]
     pub samples: Vec<FlowSample>,
     /// Error that ended the stream early.
     pub error: Option<String>,
@@ -269,6 +275,7 @@ pub struct StreamReport {
 #[serde(default)]
 pub struct FlowReport {
     /// Streams, by number.
+    #[serde(deserialize_with = "list::<_, _, { STREAMS_MAX as usize }>")]
     pub streams: Vec<StreamReport>,
     /// Time of the processors that this process used, microseconds.
     pub cpu_us: u64,

@@ -5,6 +5,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sterna_proto::path_cache::DataDirection;
 
+use super::check::{BINS_MAX, ECHOES_MAX, ITEMS_MAX, list};
+use crate::measure::LOST_MAX;
+
 /// Packet train: UDP packets that one end sends at a rate and the other end counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainSpec {
@@ -49,16 +52,20 @@ pub struct TrainReport {
     /// time offset, RFC 4737 section 4.2.3).
     pub reorder_extent_us: u64,
     /// Counts and delays by time of sending, [`super::super::TRAIN_BIN`] each, in order.
+    #[serde(deserialize_with = "list::<_, _, BINS_MAX>")]
     pub bins: Vec<TrainBin>,
     /// Numbers of the first [`super::super::LOST_MAX`] lost packets, in order. The first packet has number 0.
+    #[serde(deserialize_with = "list::<_, _, LOST_MAX>")]
     pub lost: Vec<u64>,
     /// Bytes sent before the first lost packet; `None`: no packet is lost.
     pub first_lost_bytes: Option<u64>,
     /// Counts by size, in the order of the specification.
+    #[serde(deserialize_with = "list::<_, _, ITEMS_MAX>")]
     pub sizes: Vec<SizeCount>,
     /// Smallest MTU of an ICMP message "fragmentation needed" or "packet too big" that the sender received.
     pub too_big_mtu: Option<u32>,
     /// Counts by port of the client.
+    #[serde(deserialize_with = "list::<_, _, ITEMS_MAX>")]
     pub ports: Vec<PortCount>,
     /// Longest lateness of the sender against its schedule, microseconds.
     pub pause_us: u64,
@@ -137,10 +144,13 @@ pub struct SentTrain {
     /// Numbers in use: packets sent and refused.
     pub packets: u64,
     /// Packets and bytes sent, by interval of [`super::super::TRAIN_BIN`].
+    #[serde(deserialize_with = "list::<_, _, BINS_MAX>")]
     pub bins: Vec<(u32, u64)>,
     /// Counts by size, in the order of the specification.
+    #[serde(deserialize_with = "list::<_, _, ITEMS_MAX>")]
     pub sizes: Vec<SentSize>,
     /// Packets sent by port of the client.
+    #[serde(deserialize_with = "list::<_, _, ITEMS_MAX>")]
     pub ports: Vec<u64>,
     /// See [`TrainReport::too_big_mtu`].
     pub too_big_mtu: Option<u32>,
@@ -182,6 +192,7 @@ pub struct EchoSpec {
 #[serde(default)]
 pub struct EchoReport {
     /// Counts and times by port of the client.
+    #[serde(deserialize_with = "list::<_, _, ITEMS_MAX>")]
     pub echoes: Vec<EchoPort>,
 }
 
@@ -198,6 +209,7 @@ pub struct EchoPort {
     /// Replies received, each counted once.
     pub returned: u64,
     /// Round-trip times in microseconds without the time at the agent, in order of sending.
+    #[serde(deserialize_with = "list::<_, _, ECHOES_MAX>")]
     pub rtt_us: Vec<u64>,
     /// Replies that arrived after one of the same port with a higher number.
     pub reordered: u64,
