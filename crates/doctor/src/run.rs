@@ -23,7 +23,7 @@ pub fn examine(
     measurement: &mut Measurement,
     bounds: &Bounds,
     cancel: &Cancel,
-    mut before: impl FnMut(&Evidence, &Next),
+    mut before: impl FnMut(&Next),
 ) -> Result<Evidence, Error> {
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -36,14 +36,12 @@ pub fn examine(
     };
     let start = Instant::now();
     while let Some(next) = next(&evidence, bounds) {
-        before(&evidence, &next);
-        if cancel.is_cancelled() {
-            return Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped by the user"));
-        }
+        before(&next);
+        unless_cancelled(cancel)?;
         let began = start.elapsed();
         let outcome = match perform(measurement, next.purpose, &next.experiment, cancel) {
             Ok(outcome) => outcome,
-            Err(error) if is_final(&error) => return Err(error),
+            Err(error) if is_final(&error) || measurement.is_lost() => return Err(error),
             Err(error) => Outcome::Failed(error.chain()),
         };
         evidence.records.push(Record {
@@ -71,6 +69,7 @@ fn perform(
         Experiment::Disk { path } => Outcome::Disk(measurement.disk(path)?),
         Experiment::Train { spec, rest_ms } => {
             rest(Duration::from_millis(*rest_ms), cancel);
+            unless_cancelled(cancel)?;
             Outcome::Train(measurement.train(spec)?)
         }
     })
@@ -78,7 +77,15 @@ fn perform(
 
 /// Returns true if no further experiment can run.
 fn is_final(error: &Error) -> bool {
-    matches!(error.kind, ErrorKind::Busy | ErrorKind::Untrusted)
+    matches!(error.kind, ErrorKind::Busy | ErrorKind::Cancelled | ErrorKind::Untrusted)
+}
+
+/// Errors: `Cancelled`.
+fn unless_cancelled(cancel: &Cancel) -> Result<(), Error> {
+    match cancel.is_cancelled() {
+        true => Err(Error::new(ErrorKind::Cancelled, Scope::Client, Phase::Transfer, "stopped by the user")),
+        false => Ok(()),
+    }
 }
 
 fn near_disk(path: &str) -> Result<DiskSpeed, Error> {

@@ -60,6 +60,8 @@ pub struct Measurement {
     facts: HostFacts,
     /// Time of a round trip over the connection, with the turns of both hosts.
     rtt: Duration,
+    /// Error that ended the connection.
+    lost: Option<Error>,
 }
 
 impl Measurement {
@@ -80,7 +82,7 @@ impl Measurement {
         let peer = peer_fingerprint(control.connection().peer_certificates().unwrap_or_default())?;
         trust.check(agent, &peer, cancel)?;
         let facts = HostFacts::default();
-        let mut bench = Self { control, identity: identity.clone(), remote, local, peer, facts, rtt };
+        let mut bench = Self { control, identity: identity.clone(), remote, local, peer, facts, rtt, lost: None };
         bench.facts = match bench.ask(&Ask::Hello { version: VERSION }, HANDSHAKE_TIME_MAX)? {
             Answer::Host(facts) => *facts,
             other => return Err(unexpected(&other)),
@@ -112,6 +114,11 @@ impl Measurement {
     /// Returns the time in which the agent accepted the connection: a round trip, and the turns of both hosts.
     pub fn connect_time(&self) -> Duration {
         self.rtt
+    }
+
+    /// Returns true if the connection that controls the measurements is lost: every further question fails too.
+    pub fn is_lost(&self) -> bool {
+        self.lost.is_some()
     }
 
     /// Runs a flow to its end. Returns what both ends have observed.
@@ -202,10 +209,16 @@ impl Measurement {
         }
     }
 
+    /// Asks the agent. An error ends the measurements: the answer may come later, to another question.
     fn ask(&mut self, ask: &Ask, within: Duration) -> Result<Answer, Error> {
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
+        }
         let deadline = Deadline::after(within);
-        self.control.send(ask, deadline)?;
-        self.control.receive(ANSWER_BYTES_MAX, deadline)
+        let sent = self.control.send(ask, deadline);
+        let answer = sent.and_then(|()| self.control.receive(ANSWER_BYTES_MAX, deadline));
+        self.lost = answer.as_ref().err().cloned();
+        answer
     }
 }
 

@@ -37,7 +37,7 @@ pub fn run(flags: &ExamineFlags) -> Result<u8, Error> {
         far_disk: flags.disk.as_ref().map(|_| String::from_utf8_lossy(&agent.path).into_owned()),
     };
     let tells = !flags.json && std::io::stderr().is_terminal();
-    let evidence = examine(&mut measurement, &bounds, &cancel, |_, next| {
+    let evidence = examine(&mut measurement, &bounds, &cancel, |next| {
         if tells {
             say(&format!("{}: {}", text::words(next.direction), text::purpose(next.purpose)));
         }
