@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use sterna_net::engine::Cancel;
 use sterna_net::identity::Identity;
-use sterna_net::measure::message::{Answer, Ask, SentTrain};
+use sterna_net::measure::message::{Answer, Ask};
 use sterna_net::measure::{EchoSpec, Measurement, StampReflector, TrainReport, TrainSpec, stamp_echoes};
 use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
@@ -170,7 +170,7 @@ fn a_reflector_that_stands_alone_answers_our_own_sender() {
     }
 }
 
-/// Client that asks by hand, so that it can leave at any point.
+/// Client that asks by hand, so that it can leave out its packets.
 struct ByHand(rustls::StreamOwned<rustls::ClientConnection, TcpStream>);
 
 impl ByHand {
@@ -182,55 +182,15 @@ impl ByHand {
         Self(rustls::StreamOwned::new(connection, TcpStream::connect(served.addr()).unwrap()))
     }
 
-    fn send(&mut self, ask: &Ask) {
+    fn ask(&mut self, ask: &Ask) -> Answer {
         let json = serde_json::to_vec(ask).unwrap();
         self.0.write_all(&u32::try_from(json.len()).unwrap().to_be_bytes()).unwrap();
         self.0.write_all(&json).unwrap();
-    }
-
-    fn ask(&mut self, ask: &Ask) -> Answer {
-        self.send(ask);
         let mut length = [0; 4];
         self.0.read_exact(&mut length).unwrap();
         let mut json = vec![0; u32::from_be_bytes(length) as usize];
         self.0.read_exact(&mut json).unwrap();
         serde_json::from_slice(&json).unwrap()
-    }
-
-    /// Prepares a train, and opens a port for it if `is_open`.
-    fn prepare(&mut self, spec: TrainSpec, is_open: bool) -> UdpSocket {
-        let Answer::Packets { port, session } = self.ask(&Ask::Train(spec)) else { panic!("no packets") };
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        socket.connect(("127.0.0.1", port)).unwrap();
-        if is_open {
-            let mut packet = [0; 44];
-            packet[14..16].copy_from_slice(&session.to_be_bytes());
-            socket.send(&packet).unwrap();
-            assert_eq!(socket.recv(&mut packet).unwrap(), 44);
-        }
-        socket
-    }
-}
-
-#[test]
-fn an_agent_ends_a_train_whose_client_is_gone() {
-    let directory = tempfile::tempdir().unwrap();
-    let served = Served::start(directory.path());
-    for direction in DIRECTIONS {
-        let mut client = ByHand::connect(&served);
-        client.ask(&Ask::Hello { version: 1 });
-        client.prepare(TrainSpec { time_ms: 30_000, rate_bps: 1_000_000, ..spec(direction) }, true);
-        assert!(matches!(client.ask(&Ask::StartTrain), Answer::Started));
-        client.send(&match direction {
-            DataDirection::In => Ask::FinishTrain,
-            DataDirection::Out => Ask::TrainSent(Box::new(SentTrain { packets: 2500, ..SentTrain::default() })),
-        });
-        drop(client);
-        // The next client finds the place free before the train would have ended.
-        let Location::Remote(remote) = served.at("") else { panic!("an agent is remote") };
-        let engine = served.engine();
-        let next = (0..2_000).find_map(|_| engine.measure(&remote, None, &Cancel::default()).ok());
-        next.expect("the train goes on").train(&spec(DataDirection::In)).unwrap();
     }
 }
 
@@ -241,7 +201,7 @@ fn a_closed_udp_port_is_named() {
     let mut client = ByHand::connect(&served);
     client.ask(&Ask::Hello { version: 1 });
     for direction in DIRECTIONS {
-        client.prepare(spec(direction), false);
+        assert!(matches!(client.ask(&Ask::Train(spec(direction))), Answer::Packets { .. }));
         let Answer::Refused { code, reason } = client.ask(&Ask::StartTrain) else { panic!("it starts") };
         assert_eq!(ErrorKind::of_peer(code), ErrorKind::Unreachable);
         assert!(reason.contains("no UDP packet of 127.0.0.1 arrived at 127.0.0.1:"), "{reason}");

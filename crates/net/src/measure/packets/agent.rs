@@ -304,3 +304,47 @@ fn look(client: &TcpStream) -> Result<(), Error> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Train of 30 s.
+    fn spec(direction: DataDirection) -> TrainSpec {
+        TrainSpec { direction, rate_bps: 1_000_000, time_ms: 30_000, packet_bytes: vec![1500], ports: 1 }
+    }
+
+    /// Starts a train with a client. Returns the agent, and both ends of the control connection.
+    fn started(spec: &TrainSpec) -> (Agent, TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (control, _) = listener.accept().unwrap();
+        let mut agent = Agent::open(&control, 0).unwrap();
+        let Answer::Packets { port, session } = agent.prepare_train(spec).unwrap() else { panic!("no packets") };
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(("127.0.0.1", port)).unwrap();
+        let mut packet = [0; 44];
+        packet[14..16].copy_from_slice(&session.to_be_bytes());
+        socket.send(&packet).unwrap();
+        assert_eq!(socket.recv(&mut packet).unwrap(), 44);
+        assert!(matches!(agent.start_train().unwrap(), Answer::Started));
+        (agent, control, client)
+    }
+
+    /// A train that goes on would end with its report.
+    #[test]
+    fn a_train_ends_when_its_client_is_gone() {
+        for direction in [DataDirection::In, DataDirection::Out] {
+            let (mut agent, control, client) = started(&spec(direction));
+            drop(client);
+            let sent = SentTrain { packets: 2500, ..SentTrain::default() };
+            let error = match direction {
+                DataDirection::In => agent.finish_sending(&control).unwrap_err(),
+                DataDirection::Out => agent.finish_receiving(&sent, &control).unwrap_err(),
+            };
+            assert!(error.kind == ErrorKind::Unreachable && error.text().contains("the client is gone"), "{error}");
+        }
+    }
+}
