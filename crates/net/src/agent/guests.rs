@@ -15,9 +15,9 @@ use tracing::Level;
 
 use super::limiter::{Kind, Origin, cut, warn_operator};
 use super::{Agent, Shared, TICK, spawn, why_not_listening};
-use crate::measure::STREAMS_MAX;
-use crate::measure::iperf3::{self, Iperf3Server};
-use crate::measure::ndt7::{self, Ndt7Server};
+use crate::measure::iperf3::Iperf3Server;
+use crate::measure::ndt7::Ndt7Server;
+use crate::measure::{Guest, STREAMS_MAX};
 
 /// Maximum number of connections of a port. Reason: the streams of a test, its control, and some that are refused.
 const GUESTS_MAX: usize = STREAMS_MAX as usize + 16;
@@ -29,11 +29,11 @@ impl Agent {
     /// Errors: the port is in use, or the process has no permission to use it.
     pub fn answer_iperf3(&self, listen: SocketAddr) -> Result<SocketAddr, Error> {
         let server = Iperf3Server(Arc::clone(&self.shared.measurements));
-        self.shared.open_port("iperf3", listen, move |shared, stream, from| shared.serve_iperf3(&server, stream, from))
+        self.shared.open_port("iperf3", listen, move |shared, stream, from| {
+            shared.serve_guest("an iperf3", from, |log| server.serve(stream, from, log));
+        })
     }
-}
 
-impl Agent {
     /// Answers clients of NDT7 at an address from now on, over TLS with the certificate of the agent and without TLS,
     /// one test at a time and never beside another measurement. Returns the address. Everybody who reaches the address
     /// can use it.
@@ -41,7 +41,9 @@ impl Agent {
     /// Errors: the port is in use, or the process has no permission to use it.
     pub fn answer_ndt7(&self, listen: SocketAddr) -> Result<SocketAddr, Error> {
         let server = Ndt7Server::new(Arc::clone(&self.shared.measurements), &self.shared.identity)?;
-        self.shared.open_port("NDT7", listen, move |shared, stream, from| shared.serve_ndt7(&server, stream, from))
+        self.shared.open_port("NDT7", listen, move |shared, stream, from| {
+            shared.serve_guest("an NDT7", from, |log| server.serve(stream, from, log));
+        })
     }
 }
 
@@ -110,27 +112,17 @@ impl Shared {
         }
     }
 
-    fn serve_iperf3(&self, server: &Iperf3Server, stream: TcpStream, from: SocketAddr) {
+    /// Serves a connection of a tool, named with its article, and writes its lines in the log.
+    fn serve_guest(&self, tool: &str, from: SocketAddr, serve: impl FnOnce(&dyn Fn(&str)) -> Result<Guest, Error>) {
         let log = |line: &str| self.log_guest(Level::INFO, &format!("{from}: {line}"));
-        match server.serve(stream, from, &log) {
-            Ok(iperf3::Served::Stream) => {}
-            Ok(iperf3::Served::Test(line)) => log(&line),
-            Ok(iperf3::Served::Busy) => self.log_busy(from, "an iperf3"),
-            Err(error) => self.log_guest_error(from, "an iperf3", &error),
+        match serve(&log) {
+            Ok(Guest::Stream) => {}
+            Ok(Guest::Test(line)) => log(&line),
+            Ok(Guest::Busy) => {
+                self.log_stranger_detail(&format!("{from}: {tool} test refused: a measurement is under way"));
+            }
+            Err(error) => self.log_guest_error(from, tool, &error),
         }
-    }
-
-    fn serve_ndt7(&self, server: &Ndt7Server, stream: TcpStream, from: SocketAddr) {
-        let log = |line: &str| self.log_guest(Level::INFO, &format!("{from}: {line}"));
-        match server.serve(stream, from, &log) {
-            Ok(ndt7::Served::Test(line)) => log(&line),
-            Ok(ndt7::Served::Busy) => self.log_busy(from, "an NDT7"),
-            Err(error) => self.log_guest_error(from, "an NDT7", &error),
-        }
-    }
-
-    fn log_busy(&self, from: SocketAddr, tool: &str) {
-        self.log_stranger_detail(&format!("{from}: {tool} test refused: a measurement is under way"));
     }
 
     fn log_guest_error(&self, from: SocketAddr, tool: &str, error: &Error) {

@@ -244,6 +244,7 @@ pub(super) fn cut(streams: &[TcpStream]) {
     }
 }
 
-fn micros(time: Duration) -> u64 {
+/// Returns a time in microseconds.
+pub(super) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -37,7 +37,7 @@ pub use self::message::{
 };
 pub use self::packets::{StampReflector, stamp_echoes};
 pub use self::processes::{Process, family_of, is_in_other_network, sockets_of};
-pub(crate) use self::serve::{Measurements, is_measurement};
+pub(crate) use self::serve::{Guest, Measurements, is_measurement};
 pub use self::stamp::STAMP_PORT;
 
 /// Application protocol of measurements. It contains the version of the framing.

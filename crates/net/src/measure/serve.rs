@@ -161,6 +161,16 @@ impl Measurements {
     }
 }
 
+/// Connection of a client of another tool that was served.
+pub(crate) enum Guest {
+    /// It is a stream of the test under way.
+    Stream,
+    /// A test has ended, with this line for the log.
+    Test(String),
+    /// Another measurement is under way.
+    Busy,
+}
+
 /// Place of the measurement under way, until it is dropped.
 pub(super) struct Place(Arc<Measurements>);
 

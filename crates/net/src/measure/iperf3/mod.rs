@@ -19,7 +19,7 @@ use std::io;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 pub use self::client::{Iperf3Outcome, Iperf3Test, Iperf3Transport, run};
-pub(crate) use self::server::{Iperf3Server, Served};
+pub(crate) use self::server::Iperf3Server;
 pub use self::udp::DatagramReport;
 
 use super::deadline::in_words;

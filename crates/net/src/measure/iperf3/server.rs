@@ -20,7 +20,7 @@ use crate::measure::deadline::Deadline;
 use crate::measure::flow::{self, Role};
 use crate::measure::host;
 use crate::measure::message::{FlowReport, FlowSpec, SocketSettings};
-use crate::measure::serve::{Measurements, Place};
+use crate::measure::serve::{Guest, Measurements, Place};
 
 /// Time of each message of a client, and in which its streams join. Reason: some round trips with losses. A stranger
 /// holds the place no longer.
@@ -38,16 +38,6 @@ const RESULTS_BYTES_MAX: u32 = 256 << 10;
 
 /// Server of iperf3, at the place of an agent's measurements.
 pub(crate) struct Iperf3Server(pub(crate) Arc<Measurements>);
-
-/// Connection that was served.
-pub(crate) enum Served {
-    /// It is a stream of the test under way.
-    Stream,
-    /// A test has ended, with this line for the log.
-    Test(String),
-    /// Another measurement is under way.
-    Busy,
-}
 
 /// Streams of a test.
 enum Streams {
@@ -67,19 +57,19 @@ impl Iperf3Server {
     ///
     /// Errors: `Protocol`, `Unreachable`; `Limit`: the client asks for more than the agent gives, which it has been
     /// sent.
-    pub(crate) fn serve(&self, stream: TcpStream, from: SocketAddr, log: &dyn Fn(&str)) -> Result<Served, Error> {
+    pub(crate) fn serve(&self, stream: TcpStream, from: SocketAddr, log: &dyn Fn(&str)) -> Result<Guest, Error> {
         let mut control = Control::new(stream, MESSAGE_TIME_MAX)?;
         let cookie = control.receive_cookie()?;
         if let Ok(way) = self.0.way_of(None, &token(&cookie)) {
             // If the test has ended, the connection is dropped.
             let _ = way.send((0, control.into_stream()));
-            return Ok(Served::Stream);
+            return Ok(Guest::Stream);
         }
         let place = match self.0.enter(None, from) {
             Ok(place) => place,
             Err(_) => {
                 control.send_state(State::AccessDenied)?;
-                return Ok(Served::Busy);
+                return Ok(Guest::Busy);
             }
         };
         control.send_state(State::ParamExchange)?;
@@ -93,7 +83,7 @@ impl Iperf3Server {
         };
         let plan = plan.map_err(|refusal| refused(&mut control, refusal))?;
         log(&format!("an iperf3 test begins: {}", description(&plan)));
-        Test { control, plan, place }.run(&cookie).map(Served::Test)
+        Test { control, plan, place }.run(&cookie).map(Guest::Test)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 use sterna_proto::ByteCount;
 
+use crate::measure::flow::micros;
 use crate::sys::TcpInfo;
 
 /// Measurement that one end sends during a test.
@@ -108,10 +109,6 @@ impl ConnectionInfo {
     pub(super) fn new(client: SocketAddr, server: SocketAddr) -> Self {
         Self { client: client.to_string(), server: server.to_string() }
     }
-}
-
-pub(super) fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Reads a count. A number below 0 counts as absent: some kernels and servers send -1.

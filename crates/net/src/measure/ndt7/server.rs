@@ -12,14 +12,14 @@ use tungstenite::handshake::{HandshakeError, HandshakeRole};
 use tungstenite::http::{HeaderValue, StatusCode};
 
 use super::load::messages;
-use super::message::{AppInfo, ConnectionInfo, KernelReport, Measurement, micros};
+use super::message::{AppInfo, ConnectionInfo, KernelReport, Measurement};
 use super::wire::{Incoming, Session, Wire, config, failed, late};
 use super::{CLOSE_TIME_MAX, DOWNLOAD, HANDSHAKE_TIME_MAX, MEASURE_EVERY, PROTOCOL, TEST_TIME, UPLOAD};
 use crate::identity::Identity;
 use crate::measure::deadline::{Bounded, Deadline, in_words};
-use crate::measure::flow;
+use crate::measure::flow::{self, micros};
 use crate::measure::message::SocketSettings;
-use crate::measure::serve::{Measurements, Place};
+use crate::measure::serve::{Guest, Measurements, Place};
 use crate::sys;
 
 /// Maximum size of the query of a client in bytes. Source: the specification.
@@ -32,14 +32,6 @@ const TLS_HANDSHAKE: u8 = 22;
 pub(crate) struct Ndt7Server {
     measurements: Arc<Measurements>,
     tls: Arc<ServerConfig>,
-}
-
-/// Connection that was served.
-pub(crate) enum Served {
-    /// A test has ended, with this line for the log.
-    Test(String),
-    /// Another measurement is under way.
-    Busy,
 }
 
 /// Direction of a test.
@@ -72,7 +64,7 @@ impl Ndt7Server {
     /// Serves a connection until it ends. `log` gets a line when a test begins.
     ///
     /// Errors: `Protocol`, `Unreachable`; `Denied`: the client asks for something else, which it has been sent.
-    pub(crate) fn serve(&self, stream: TcpStream, from: SocketAddr, log: &dyn Fn(&str)) -> Result<Served, Error> {
+    pub(crate) fn serve(&self, stream: TcpStream, from: SocketAddr, log: &dyn Fn(&str)) -> Result<Guest, Error> {
         let lost = |e: std::io::Error| failed("accept an NDT7 connection", e);
         stream.set_nonblocking(false).and_then(|()| stream.set_nodelay(true)).map_err(lost)?;
         // The specification asks for bbr where the kernel has it.
@@ -92,7 +84,7 @@ impl Ndt7Server {
         let accepted = accept_hdr_with_config(wire, callback, Some(config())).map_err(handshake_error);
         let (kind, place) = match asked {
             Some(Asked::Test(kind, place)) => (kind, place),
-            Some(Asked::Busy) => return Ok(Served::Busy),
+            Some(Asked::Busy) => return Ok(Guest::Busy),
             Some(Asked::Refused(status)) => {
                 let text = format!("an NDT7 client was refused: {status}");
                 return Err(Error::new(ErrorKind::Denied, Scope::Client, Phase::Prepare, text));
@@ -110,7 +102,7 @@ impl Ndt7Server {
         let Test { place, session, .. } = test;
         drop(place);
         drop(session);
-        Ok(Served::Test(format!("an NDT7 {name} has ended: {bytes} bytes in {:.1} s", time.as_secs_f64())))
+        Ok(Guest::Test(format!("an NDT7 {name} has ended: {bytes} bytes in {:.1} s", time.as_secs_f64())))
     }
 
     /// Begins TLS if the client does.
