@@ -24,3 +24,20 @@ pub fn web_reply(input: &[u8]) {
 pub fn web_redirect(location: &str) {
     crate::web::fuzz_redirect(location);
 }
+
+/// Parses the messages of a test of iperf3: a state, parameters, results, and the head of a datagram. Panics if a plan
+/// exceeds the limits of an agent.
+pub fn iperf3(input: &[u8]) {
+    crate::measure::iperf3::fuzz(input);
+}
+
+/// Parses a packet of STAMP, as a reflector and as a sender. Panics if a reply differs from its packet where it may not.
+pub fn stamp(input: &[u8]) {
+    crate::measure::fuzz_stamp(input);
+}
+
+/// Reads the frames of a peer of NDT7, as a client (true) or as a server, and the measurements in them. Panics if there
+/// are more or larger ones than a test has.
+pub fn ndt7(input: &[u8], is_client: bool) {
+    crate::measure::ndt7::fuzz(input, is_client);
+}

@@ -39,6 +39,7 @@ pub use self::packets::{StampReflector, stamp_echoes};
 pub use self::processes::{Process, family_of, is_in_other_network, sockets_of};
 pub(crate) use self::serve::{Guest, Measurements, is_measurement};
 pub use self::stamp::STAMP_PORT;
+pub(crate) use self::stamp::fuzz as fuzz_stamp;
 
 /// Application protocol of measurements. It contains the version of the framing.
 pub const ALPN: &[u8] = b"sterna-measure/1";

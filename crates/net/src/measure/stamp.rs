@@ -145,6 +145,25 @@ pub(super) fn reflect(packet: &mut [u8], by: &Reflection) -> bool {
     true
 }
 
+/// See [`crate::fuzzing::stamp`].
+pub(crate) fn fuzz(input: &[u8]) {
+    if let Some(reply) = Reply::read(input) {
+        // Any two times have a difference.
+        let _ = reply.sent.since(reply.sender_sent).saturating_sub(reply.sent.since(reply.received));
+    }
+    let mut packet = input.to_vec();
+    let by = Reflection { number: 7, received: NtpTime(1), sent: NtpTime(2), ttl: 61 };
+    if !reflect(&mut packet, &by) {
+        assert_eq!(packet, input, "a packet without a reply stays");
+        return;
+    }
+    assert_eq!(packet.len(), input.len(), "a reply multiplies traffic");
+    assert_eq!(packet.get(BASE_BYTES..), input.get(BASE_BYTES..), "padding");
+    let (probe, reply) = (Probe::read(input), Reply::read(&packet));
+    let of_sender = reply.map(|reply| (reply.sender_number, reply.sender_sent, reply.session, reply.sender_ttl));
+    assert_eq!(of_sender, probe.map(|probe| (probe.number, probe.sent, probe.session, 61)));
+}
+
 fn u16_at(bytes: &[u8], start: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(start..start + 2)?.try_into().ok()?))
 }

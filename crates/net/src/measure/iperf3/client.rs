@@ -389,3 +389,11 @@ fn datagrams_of(receiver: &Results, out_of_order: Option<u64>) -> DatagramReport
         jitter_us: (jitter / receiver.streams.len().max(1) as f64 * 1e6) as u64,
     }
 }
+
+/// Reads the results of a hostile server.
+pub(super) fn fuzz_outcome(results: &Results) {
+    for (role, ours) in [(Role::Sends, &Results::default()), (Role::Receives, results)] {
+        outcome(role, ours, results);
+    }
+    datagrams_of(results, None);
+}

@@ -239,6 +239,17 @@ fn read_head(datagram: &[u8], is_long: bool) -> Option<(f64, u64)> {
     Some((f64::from(word(0)?) + f64::from(word(4)?) / 1e6, number))
 }
 
+/// Reads the head of a datagram, and counts it.
+pub(super) fn fuzz_head(datagram: &[u8]) {
+    for is_long in [false, true] {
+        if let Some((departure, number)) = read_head(datagram, is_long) {
+            let mut counts = Counts::default();
+            counts.add(number, departure, datagram.len() as u64);
+            counts.add(number.wrapping_add(1), 0.0, datagram.len() as u64);
+        }
+    }
+}
+
 /// Socket of a server that waits for the greeting of a stream.
 pub(super) struct Door {
     at: SocketAddr,

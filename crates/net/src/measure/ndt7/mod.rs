@@ -17,6 +17,7 @@ use std::time::Duration;
 pub use self::client::{Ndt7Outcome, Ndt7Security, Ndt7Test, run};
 pub use self::message::KernelReport;
 pub(crate) use self::server::Ndt7Server;
+pub(crate) use self::wire::fuzz;
 
 /// Port of NDT7 over TLS.
 pub const NDT7_PORT: u16 = 443;

@@ -6,9 +6,10 @@ use std::time::Instant;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use tungstenite::protocol::frame::coding::CloseCode;
-use tungstenite::protocol::{CloseFrame, WebSocketConfig};
+use tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tungstenite::{Bytes, Message, WebSocket};
 
+use super::message::Measurement;
 use super::{CLOSE_TIME_MAX, RECEIVED_BYTES_MAX, TEST_TIME};
 use crate::measure::deadline::{Bounded, Deadline};
 
@@ -78,17 +79,14 @@ impl Session {
             bounded.deadline = Deadline(until);
         }
         match self.websocket.read() {
-            Ok(Message::Binary(data)) => Ok(Incoming::Data(data.len() as u64)),
-            Ok(Message::Text(text)) => {
-                self.texts_left = within_limits(self.texts_left, text.len())?;
-                Ok(Incoming::Text(text.as_str().to_owned()))
+            Ok(message) => {
+                let incoming = incoming_of(&message, &mut self.texts_left);
+                if matches!(incoming, Ok(Incoming::Closed)) {
+                    // The answer to a close; the peer may be gone.
+                    let _ = self.websocket.flush();
+                }
+                incoming
             }
-            Ok(Message::Close(_)) => {
-                // The answer to a close; the peer may be gone.
-                let _ = self.websocket.flush();
-                Ok(Incoming::Closed)
-            }
-            Ok(_) => Ok(Incoming::Nothing),
             Err(error) => of_failure(error),
         }
     }
@@ -123,16 +121,46 @@ impl Session {
     }
 }
 
-/// Counts a measurement of the peer. Returns the number that it may still send. Errors: `Protocol`.
-fn within_limits(texts_left: u32, bytes: usize) -> Result<u32, Error> {
+/// Returns what a message stands for. Errors: `Protocol`: a measurement beyond the limits.
+fn incoming_of(message: &Message, texts_left: &mut u32) -> Result<Incoming, Error> {
+    let text = match message {
+        Message::Binary(data) => return Ok(Incoming::Data(data.len() as u64)),
+        Message::Close(_) => return Ok(Incoming::Closed),
+        Message::Text(text) => text.as_str(),
+        _ => return Ok(Incoming::Nothing),
+    };
+    let bytes = text.len();
     if bytes > TEXT_BYTES_MAX {
         return Err(Error::protocol(format!(
             "a measurement of {bytes} bytes in an NDT7 test: at most {TEXT_BYTES_MAX}"
         )));
     }
-    texts_left
+    *texts_left = texts_left
         .checked_sub(1)
-        .ok_or_else(|| Error::protocol(format!("more than {TEXTS_MAX} measurements of one peer in an NDT7 test")))
+        .ok_or_else(|| Error::protocol(format!("more than {TEXTS_MAX} measurements of one peer in an NDT7 test")))?;
+    Ok(Incoming::Text(text.to_owned()))
+}
+
+/// See [`crate::fuzzing::ndt7`].
+pub(crate) fn fuzz(input: &[u8], is_client: bool) {
+    let role = if is_client { Role::Client } else { Role::Server };
+    let mut websocket = WebSocket::from_raw_socket(io::Cursor::new(input.to_vec()), role, Some(config()));
+    let mut texts_left = TEXTS_MAX;
+    loop {
+        let incoming = match websocket.read() {
+            Ok(message) => incoming_of(&message, &mut texts_left),
+            Err(error) => of_failure(error),
+        };
+        match incoming {
+            Ok(Incoming::Text(json)) => {
+                assert!(json.len() <= TEXT_BYTES_MAX);
+                let _ = serde_json::from_str::<Measurement>(&json);
+            }
+            Ok(Incoming::Data(bytes)) => assert!(bytes <= RECEIVED_BYTES_MAX as u64),
+            Ok(Incoming::Nothing) => {}
+            Ok(Incoming::Closed) | Err(_) => return,
+        }
+    }
 }
 
 /// Returns the message that an error stands for. Errors: `Protocol`.
