@@ -158,14 +158,11 @@ const REST_MS: u64 = 1500;
 /// Time that the receiver of a train waits for late packets, and that hosts need, seconds.
 const LATE_S: f64 = 1.5;
 
-/// Round trips of a train beside its packets: questions and answers, and its queue.
-const TRAIN_ROUNDS: f64 = 9.0;
+/// Round trips of a train beside its packets: questions and answers, its queue, and its report.
+const TRAIN_ROUNDS: f64 = 7.0;
 
-/// Round trips of a flow beside its data: questions and answers, and handshakes.
-const FLOW_ROUNDS: f64 = 7.0;
-
-/// Round trips of each further stream: they are opened one after the other.
-const STREAM_ROUNDS: f64 = 3.0;
+/// Round trips of a flow beside its data: questions and answers, handshakes, and its report.
+const FLOW_ROUNDS: f64 = 8.0;
 
 /// Time of hosts for a flow, seconds.
 const HOST_S: f64 = 0.3;
@@ -298,8 +295,7 @@ impl Question<'_> {
             Purpose::Baseline => (rtt * 20.0 + 3.0).clamp(4.0, 16.0).min(self.time_s() / 4.0),
             _ => (rtt * 12.0 + 2.0).clamp(3.0, 10.0),
         };
-        let rounds = FLOW_ROUNDS + STREAM_ROUNDS * f64::from(streams.saturating_sub(1));
-        if time + rtt * rounds + HOST_S > self.left_s {
+        if time + rtt * FLOW_ROUNDS + HOST_S > self.left_s {
             return None;
         }
         let direction = self.facts.direction;

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use rustls::ClientConnection;
@@ -142,7 +143,7 @@ impl Measurement {
             DataDirection::Out => (Role::Sends, &spec.sender),
             DataDirection::In => (Role::Receives, &spec.receiver),
         };
-        let streams = (0..spec.streams).map(|stream| self.join(&token, stream, own)).collect::<Result<Vec<_>, _>>()?;
+        let streams = self.join_all(&token, spec.streams, own)?;
         match self.ask(&Ask::Start, HANDSHAKE_TIME_MAX)? {
             Answer::Started => {}
             other => return Err(unexpected(&other)),
@@ -198,15 +199,17 @@ impl Measurement {
         run(&mut packets::Client { ask: &mut ask, local, remote, rtt })
     }
 
-    /// Opens a stream of a flow.
-    fn join(&self, token: &str, stream: u32, settings: &SocketSettings) -> Result<TcpStream, Error> {
-        let (mut channel, _) = open(&self.identity, self.remote, self.local, settings)?;
-        let deadline = Deadline::after(HANDSHAKE_TIME_MAX);
-        channel.send(&Ask::Join { token: token.to_owned(), stream }, deadline)?;
-        match channel.receive(ANSWER_BYTES_MAX, deadline)? {
-            Answer::Joined => Ok(channel.into_bare()),
-            other => Err(unexpected(&other)),
-        }
+    /// Opens the streams of a flow, at the same time: one after the other they would take several round trips each.
+    fn join_all(&self, token: &str, streams: u32, settings: &SocketSettings) -> Result<Vec<TcpStream>, Error> {
+        let (identity, remote, local) = (&self.identity, self.remote, self.local);
+        let join = |stream| join(open(identity, remote, local, settings)?.0, token, stream);
+        thread::scope(|scope| {
+            let joining: Vec<_> = (0..streams).map(|stream| scope.spawn(move || join(stream))).collect();
+            let joined = joining.into_iter().map(|thread| {
+                thread.join().unwrap_or_else(|_| Err(crate::internal("the dial of a stream has panicked")))
+            });
+            joined.collect()
+        })
     }
 
     /// Asks the agent. An error ends the measurements: the answer may come later, to another question.
@@ -219,6 +222,16 @@ impl Measurement {
         let answer = sent.and_then(|()| self.control.receive(ANSWER_BYTES_MAX, deadline));
         self.lost = answer.as_ref().err().cloned();
         answer
+    }
+}
+
+/// Makes a connection a stream of a flow.
+fn join(mut channel: ClientChannel, token: &str, stream: u32) -> Result<TcpStream, Error> {
+    let deadline = Deadline::after(HANDSHAKE_TIME_MAX);
+    channel.send(&Ask::Join { token: token.to_owned(), stream }, deadline)?;
+    match channel.receive(ANSWER_BYTES_MAX, deadline)? {
+        Answer::Joined => Ok(channel.into_bare()),
+        other => Err(unexpected(&other)),
     }
 }
 
