@@ -1,4 +1,5 @@
-//! Fuzzes messages of an iperf3 client and server. The parsers never panic, and a plan is within the limits of an agent.
+//! Fuzzes messages of an iperf3 client and server. The parsers never panic, and a plan is within the limits of an
+//! agent.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -31,7 +31,8 @@ pub fn iperf3(input: &[u8]) {
     crate::measure::iperf3::fuzz(input);
 }
 
-/// Parses a packet of STAMP, as a reflector and as a sender. Panics if a reply differs from its packet where it may not.
+/// Parses a packet of STAMP, as a reflector and as a sender. Panics if a reply differs from its packet where it may
+/// not.
 pub fn stamp(input: &[u8]) {
     crate::measure::fuzz_stamp(input);
 }

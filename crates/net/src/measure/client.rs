@@ -15,8 +15,7 @@ use super::channel::{Channel, no_measurements};
 use super::deadline::Deadline;
 use super::flow::{self, Role};
 use super::message::{
-    Answer, Ask, EchoReport, EchoSpec, FlowReport, FlowSpec, HostFacts, SocketSettings, TrainReport, TrainSpec,
-    VERSION, check_disk,
+    Answer, Ask, EchoReport, EchoSpec, FlowReport, FlowSpec, HostFacts, SocketSettings, TrainReport, TrainSpec, VERSION,
 };
 use super::{ALPN, STREAMS_MAX, TIME_MAX, dial, packets};
 use crate::cancel::Cancel;
@@ -165,7 +164,7 @@ impl Measurement {
     /// Errors: `Denied`, `NotFound`: no directory that this host may write to; `Io`.
     pub fn disk(&mut self, path: &str) -> Result<DiskSpeed, Error> {
         match self.ask(&Ask::Disk { path: path.to_owned() }, DISK_WITHIN)? {
-            Answer::Disk(speed) => check_disk(&speed).map(|()| speed),
+            Answer::Disk(speed) => speed.check().map(|()| speed),
             other => Err(unexpected(&other)),
         }
     }

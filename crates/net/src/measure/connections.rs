@@ -69,10 +69,10 @@ const MESSAGE_DONE: u16 = 3;
 /// `NLM_F_REQUEST` and `NLM_F_DUMP` of include/uapi/linux/netlink.h.
 const FLAGS_REQUEST_DUMP: u16 = 0x301;
 
-/// `NLM_F_DUMP_INTR` of include/uapi/linux/netlink.h: the table has changed during the dump, so that it may be incomplete.
+/// `NLM_F_DUMP_INTR` of include/uapi/linux/netlink.h: the table has changed during the dump, which may be incomplete.
 const FLAG_INTERRUPTED: u16 = 0x10;
 
-/// Maximum number of dumps for one answer. Reason: changes of the table can interrupt one; several in a row are a fault.
+/// Maximum number of dumps for one answer. Reason: changes of the table can interrupt one; four in a row are a fault.
 const DUMPS_MAX: u32 = 4;
 
 /// Address families of include/linux/socket.h.

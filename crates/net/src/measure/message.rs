@@ -3,6 +3,7 @@
 //! They travel as JSON. A field that a peer does not have is skipped, so that later releases can add some.
 
 mod check;
+mod list;
 mod packets;
 
 use std::time::Duration;
@@ -10,11 +11,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sterna_proto::path_cache::DataDirection;
 
-use self::check::{ITEMS_MAX, SAMPLES_MAX, list};
+use self::list::{ITEMS_MAX, SAMPLES_MAX, list};
 use super::STREAMS_MAX;
 use crate::disk::DiskSpeed;
 
-pub use self::check::check_disk;
 pub use self::packets::{
     EchoPort, EchoReport, EchoSpec, PortCount, SentSize, SentTrain, SizeCount, TrainBin, TrainReport, TrainSpec,
 };

@@ -9,7 +9,8 @@ use libc::{c_int, c_uint, c_void, iovec, mmsghdr};
 
 use super::socket_option::set;
 
-/// Largest payload of UDP over IPv4 in bytes: a packet of 65,535 bytes less headers of 20 and 8 bytes (RFC 791, RFC 768).
+/// Largest payload of UDP over IPv4 in bytes: a packet of 65,535 bytes less headers of 20 and 8 bytes (RFC 791 and
+/// RFC 768).
 pub const UDP_PAYLOAD_MAX: usize = 65_507;
 
 /// Room for the name of a packet's origin: `sockaddr_in6` is the largest.

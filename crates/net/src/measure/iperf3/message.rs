@@ -356,22 +356,6 @@ fn as_number<S: serde::Serializer>(flag: &bool, to: S) -> Result<S::Ok, S::Error
     u8::from(*flag).serialize(to)
 }
 
-/// See [`crate::fuzzing::iperf3`].
-pub(crate) fn fuzz(input: &[u8]) {
-    let state = input.first().and_then(|byte| State::of(*byte).map(|state| (state, *byte)));
-    assert!(state.is_none_or(|(state, byte)| state.byte() == byte));
-    super::udp::fuzz_head(input);
-    if let Ok(plan) =
-        serde_json::from_slice::<Params>(input).map_err(drop).and_then(|params| params.plan().map_err(drop))
-    {
-        assert!((1..=STREAMS_MAX).contains(&plan.streams) && plan.omit < TIME_MAX && plan.time <= TIME_MAX, "{plan:?}");
-        assert!(plan.datagrams.is_none_or(|of| (16..=65_507).contains(&of.bytes) && of.rate_bps > 0));
-    }
-    if let Ok(results) = serde_json::from_slice::<Results>(input) {
-        super::client::fuzz_outcome(&results);
-    }
-}
-
 fn is_false(flag: &bool) -> bool {
     !flag
 }

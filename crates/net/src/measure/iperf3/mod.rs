@@ -9,6 +9,7 @@
 
 mod client;
 mod control;
+mod fuzz;
 mod message;
 mod results;
 mod server;
@@ -19,7 +20,7 @@ use std::io;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
 pub use self::client::{Iperf3Outcome, Iperf3Test, Iperf3Transport, run};
-pub(crate) use self::message::fuzz;
+pub(crate) use self::fuzz::fuzz;
 pub(crate) use self::server::Iperf3Server;
 pub use self::udp::DatagramReport;
 

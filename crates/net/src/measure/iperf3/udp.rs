@@ -90,7 +90,7 @@ pub(super) struct Counts {
 
 impl Counts {
     /// Adds a datagram that arrived.
-    fn add(&mut self, number: u64, transit: f64, bytes: u64) {
+    pub(super) fn add(&mut self, number: u64, transit: f64, bytes: u64) {
         self.bytes += bytes;
         if number > self.highest {
             self.lost += number - self.highest - 1;
@@ -230,24 +230,13 @@ fn write_head(datagram: &mut [u8], number: u64, is_long: bool) {
 }
 
 /// Returns the departure in seconds and the number; `None`: the datagram is too short.
-fn read_head(datagram: &[u8], is_long: bool) -> Option<(f64, u64)> {
+pub(super) fn read_head(datagram: &[u8], is_long: bool) -> Option<(f64, u64)> {
     let word = |at: usize| Some(u32::from_be_bytes(*datagram.get(at..)?.first_chunk()?));
     let number = match is_long {
         true => u64::from(word(8)?) << 32 | u64::from(word(12)?),
         false => u64::from(word(8)?),
     };
     Some((f64::from(word(0)?) + f64::from(word(4)?) / 1e6, number))
-}
-
-/// Reads the head of a datagram, and counts it.
-pub(super) fn fuzz_head(datagram: &[u8]) {
-    for is_long in [false, true] {
-        if let Some((departure, number)) = read_head(datagram, is_long) {
-            let mut counts = Counts::default();
-            counts.add(number, departure, datagram.len() as u64);
-            counts.add(number.wrapping_add(1), 0.0, datagram.len() as u64);
-        }
-    }
 }
 
 /// Socket of a server that waits for the greeting of a stream.

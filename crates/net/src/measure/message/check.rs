@@ -1,37 +1,18 @@
 //! Checks of reports. An agent, or a file, may be that of a stranger: its reports have the shape that was asked for,
 //! bounded lists, and numbers whose sums over an examination do not overflow.
 
-use std::time::Duration;
-
-use serde::de::{Error as _, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
 use sterna_proto::Error;
 
+use super::list::{BINS_MAX, LONGER_MAX, SAMPLES_MAX};
 use super::{
     EchoReport, EchoSpec, FlowReport, FlowSample, FlowSpec, HostFacts, PortCount, SizeCount, StreamReport, TrainBin,
     TrainReport, TrainSpec,
 };
 use crate::disk::DiskSpeed;
-use crate::measure::{LOST_MAX, SAMPLE_EVERY, TIME_MAX};
+use crate::measure::LOST_MAX;
 
 /// Largest number of a report. Reason: 180 s at 10 Tbit/s are less, and other languages read it exactly.
 const COUNT_MAX: u64 = 1 << 48;
-
-/// Time that an end may take longer than the flow. Reason: late data takes 5 s, and a host may pause.
-const LONGER_MAX: Duration = Duration::from_secs(60);
-
-/// Maximum number of samples of a stream.
-pub(super) const SAMPLES_MAX: usize =
-    ((TIME_MAX.as_millis() + LONGER_MAX.as_millis()) / SAMPLE_EVERY.as_millis()) as usize + 2;
-
-/// Maximum number of intervals of a train. Reason: a sender that cannot keep its rate ends after 37.5 s.
-pub(super) const BINS_MAX: usize = 4096;
-
-/// Maximum number of echoes of a port, as of a specification.
-pub(super) const ECHOES_MAX: usize = 1000;
-
-/// Maximum number of other items of a list: sizes, and ports of echoes.
-pub(super) const ITEMS_MAX: usize = 256;
 
 /// Maximum length of a text in bytes. Reason: values of settings and errors of the system are shorter.
 const TEXT_BYTES_MAX: usize = 1000;
@@ -154,9 +135,12 @@ impl HostFacts {
     }
 }
 
-/// Checks the speed of a disk. Errors: `Protocol`: no disk has that.
-pub fn check_disk(speed: &DiskSpeed) -> Result<(), Error> {
-    counts(&[speed.write_bps, speed.read_bps, speed.bytes])
+impl DiskSpeed {
+    /// Checks the speed of a disk. Errors: `Protocol`: no disk has that.
+    pub fn check(&self) -> Result<(), Error> {
+        let Self { write_bps, read_bps, bytes } = self;
+        counts(&[*write_bps, *read_bps, *bytes])
+    }
 }
 
 fn counts(counts: &[u64]) -> Result<(), Error> {
@@ -172,36 +156,6 @@ fn text(text: &str, bytes_max: usize) -> Result<(), Error> {
 
 fn wrong(what: String) -> Error {
     Error::protocol(format!("a report of a measurement has {what}: no sterna observes that"))
-}
-
-/// Reads a list of at most `MAX` items. Reason: two bytes of JSON may stand for a sample of 200 bytes.
-pub(super) fn list<'de, D, T, const MAX: usize>(from: D) -> Result<Vec<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    struct List<T, const MAX: usize>(std::marker::PhantomData<T>);
-
-    impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for List<T, MAX> {
-        type Value = Vec<T>;
-
-        fn expecting(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            write!(to, "a list of at most {MAX} items")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Vec<T>, A::Error> {
-            let mut items = Vec::new();
-            while let Some(item) = from.next_element()? {
-                if items.len() == MAX {
-                    return Err(A::Error::custom(format!("a list of more than {MAX} items")));
-                }
-                items.push(item);
-            }
-            Ok(items)
-        }
-    }
-
-    from.deserialize_seq(List::<T, MAX>(std::marker::PhantomData))
 }
 
 #[cfg(test)]
@@ -323,8 +277,8 @@ mod tests {
         ] {
             wrong.check().unwrap_err();
         }
-        check_disk(&DiskSpeed { bytes: 1 << 30, ..DiskSpeed::default() }).unwrap();
-        check_disk(&DiskSpeed { read_bps: u64::MAX, ..DiskSpeed::default() }).unwrap_err();
+        DiskSpeed { bytes: 1 << 30, ..DiskSpeed::default() }.check().unwrap();
+        DiskSpeed { read_bps: u64::MAX, ..DiskSpeed::default() }.check().unwrap_err();
     }
 
     /// A list in memory is a hundred times as large as its JSON.

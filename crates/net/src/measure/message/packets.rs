@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sterna_proto::path_cache::DataDirection;
 
-use super::check::{BINS_MAX, ECHOES_MAX, ITEMS_MAX, list};
+use super::list::{BINS_MAX, ECHOES_MAX, ITEMS_MAX, list};
 use crate::measure::LOST_MAX;
 
 /// Packet train: UDP packets that one end sends at a rate and the other end counts.

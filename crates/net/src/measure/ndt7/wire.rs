@@ -13,8 +13,8 @@ use super::message::Measurement;
 use super::{CLOSE_TIME_MAX, RECEIVED_BYTES_MAX, TEST_TIME};
 use crate::measure::deadline::{Bounded, Deadline};
 
-/// Maximum number of measurements of a peer in a test. Source: the specification allows ten a second. Without a limit, a
-/// flood of them would keep this end reading after the end of the test.
+/// Maximum number of measurements of a peer in a test. Source: the specification allows ten a second. Without a limit,
+/// a flood of them would keep this end reading after the end of the test.
 const TEXTS_MAX: u32 = 10 * (TEST_TIME.as_secs() + CLOSE_TIME_MAX.as_secs()) as u32;
 
 /// Maximum size of a measurement in bytes. Reason: those of `ndt-server` have 2 kB.
