@@ -107,8 +107,7 @@ pub const CONNECTIONS_MAX: usize = 1 << 18;
 impl Connections {
     /// Opens the reader. Errors: the kernel has no `NETLINK_SOCK_DIAG` for this process.
     pub fn open() -> Result<Self, Error> {
-        let opened = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, SocketFlags::CLOEXEC, Some(SOCK_DIAG));
-        let socket = opened.map_err(|e| refused(e.into()))?;
+        let socket = open_socket().map_err(refused)?;
         Ok(Self { socket, buffer: vec![0; BUFFER_BYTES], sequence: 0 })
     }
 
@@ -128,11 +127,16 @@ impl Connections {
         for _ in 0..DUMPS_MAX {
             self.sequence = self.sequence.wrapping_add(1);
             let mut dump = Dump::new(self.sequence, CONNECTIONS_MAX - found.len().min(CONNECTIONS_MAX));
-            match self.read_dump(family, &mut dump)? {
-                State::Failed(error) => last = error,
-                _ => {
+            match self.read_dump(family, &mut dump) {
+                Ok(State::Failed(error)) => last = error,
+                Ok(_) => {
                     found.append(&mut dump.found);
                     return Ok(());
+                }
+                Err(error) => {
+                    last = error;
+                    // The rest of an answer may be left, before whose end the socket takes no request.
+                    self.socket = open_socket()?;
                 }
             }
         }
@@ -155,6 +159,10 @@ impl Connections {
             }
         }
     }
+}
+
+fn open_socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::NETLINK, SocketType::DGRAM, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?)
 }
 
 fn refused(error: io::Error) -> Error {
@@ -355,9 +363,9 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EPERM));
     }
 
-    /// A reader that has given an answer up reads the next one, and not its rest.
+    /// A reader that has given an answer up reads the next one, and not its rest. The kernel takes no request before.
     #[test]
-    fn the_rest_of_an_answer_is_skipped() {
+    fn an_answer_that_was_given_up_is_not_read() {
         let mut connections = Connections::open().unwrap();
         let given_up = request(INET, u32::MAX);
         sendto(&connections.socket, &given_up, SendFlags::empty(), &SocketAddrNetlink::new(0, 0)).unwrap();

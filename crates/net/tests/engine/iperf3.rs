@@ -108,8 +108,9 @@ fn the_real_client_measures_over_udp() {
         assert_eq!(report["error"], Value::Null, "{flags:?}: {report}");
         let sum = &report["end"]["sum"];
         let (packets, lost) = (sum["packets"].as_u64().unwrap(), sum["lost_packets"].as_i64().unwrap());
-        // 1 s at 20 Mbit/s are 1,700 packets of 1,460 bytes. A busy host sends and receives less.
-        assert!((100..20_000).contains(&packets), "{flags:?}: {sum}");
+        // 1 s at 20 Mbit/s are 1,700 packets of 1,460 bytes. A busy host sends and receives less: our end sends one
+        // packet each time that it runs, and no bursts to catch up.
+        assert!((10..20_000).contains(&packets), "{flags:?}: {sum}");
         assert!((0..=packets.cast_signed()).contains(&lost), "{flags:?}: {sum}");
     }
 }
@@ -201,7 +202,7 @@ fn both_of_our_ends_agree() {
         let udp = Iperf3Transport::Udp { rate_bps: 8_000_000, datagram_bytes: 1000 };
         let outcome = measured(host.at, &test(direction, 2, udp)).unwrap();
         let datagrams = outcome.datagrams.unwrap();
-        assert!(datagrams.packets > 100 && datagrams.lost <= datagrams.packets, "{datagrams:?}");
+        assert!(datagrams.packets > 10 && datagrams.lost <= datagrams.packets, "{datagrams:?}");
     }
     for (streams, seconds) in [(0, 1), (65, 1), (1, 0), (1, 61)] {
         let wrong = Iperf3Test { time: Duration::from_secs(seconds), ..test(DataDirection::In, streams, tcp()) };
@@ -259,8 +260,8 @@ fn our_client_measures_with_the_real_server() {
         let udp = Iperf3Transport::Udp { rate_bps: 10_000_000, datagram_bytes: 1200 };
         let outcome = measured(server.at, &test(direction, 2, udp)).unwrap();
         let datagrams = outcome.datagrams.unwrap();
-        assert!(datagrams.packets > 100 && datagrams.lost <= datagrams.packets, "{direction:?}: {datagrams:?}");
-        assert!(outcome.received_bytes > 100_000, "{direction:?}: {}", outcome.received_bytes);
+        assert!(datagrams.packets > 10 && datagrams.lost <= datagrams.packets, "{direction:?}: {datagrams:?}");
+        assert!(outcome.received_bytes > 10_000, "{direction:?}: {}", outcome.received_bytes);
     }
     let refused = SocketSettings { congestion: Some("none".to_owned()), ..SocketSettings::default() };
     let wrong = Iperf3Test { streams: 1, ..test(DataDirection::Out, 1, Iperf3Transport::Tcp { sockets: refused }) };

@@ -310,6 +310,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+    use crate::measure::message::SentSize;
 
     /// Train of 30 s.
     fn spec(direction: DataDirection) -> TrainSpec {
@@ -339,11 +340,13 @@ mod tests {
         for direction in [DataDirection::In, DataDirection::Out] {
             let (mut agent, control, client) = started(&spec(direction));
             drop(client);
-            let sent = SentTrain { packets: 2500, ..SentTrain::default() };
-            let error = match direction {
-                DataDirection::In => agent.finish_sending(&control).unwrap_err(),
-                DataDirection::Out => agent.finish_receiving(&sent, &control).unwrap_err(),
+            let all = SentSize { sent: 2500, ..SentSize::default() };
+            let sent = SentTrain { packets: 2500, sizes: vec![all], ..SentTrain::default() };
+            let end = match direction {
+                DataDirection::In => agent.finish_sending(&control),
+                DataDirection::Out => agent.finish_receiving(&sent, &control),
             };
+            let Err(error) = end else { panic!("{direction:?}: it goes on to its end") };
             assert!(error.kind == ErrorKind::Unreachable && error.text().contains("the client is gone"), "{error}");
         }
     }
