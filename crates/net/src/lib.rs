@@ -23,6 +23,7 @@ mod lister;
 pub mod measure;
 mod observer;
 mod pace;
+pub mod perfsonar;
 pub mod report;
 pub mod session;
 pub mod sink;

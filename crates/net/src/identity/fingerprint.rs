@@ -31,7 +31,7 @@ const SHORT_CHARS: usize = 12;
 
 impl Fingerprint {
     /// Returns the fingerprint of a SubjectPublicKeyInfo in DER.
-    pub(super) fn of_key_info(info: &[u8]) -> Self {
+    pub(crate) fn of_key_info(info: &[u8]) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA256, info);
         let mut fingerprint = Self([0; 32]);
         fingerprint.0.copy_from_slice(digest.as_ref());

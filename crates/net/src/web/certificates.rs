@@ -13,14 +13,14 @@ const NAMES_SHOWN_MAX: usize = 4;
 const TIME_MAX: u64 = 253_402_300_799;
 
 /// Reason why a certificate is refused.
-pub(super) struct Refusal {
-    pub(super) text: String,
+pub(crate) struct Refusal {
+    pub(crate) text: String,
     /// Settings that may help.
-    pub(super) settings: &'static [Setting],
+    pub(crate) settings: &'static [Setting],
 }
 
 /// Returns why a certificate is refused, and what helps. `has_authority`: the user gave one.
-pub(super) fn refusal(error: &CertificateError, has_authority: bool) -> Refusal {
+pub(crate) fn refusal(error: &CertificateError, has_authority: bool) -> Refusal {
     let settings: &[Setting] =
         if matches!(error, CertificateError::UnknownIssuer) { &[Setting::WebAuthority] } else { &[] };
     Refusal { text: reason(error, has_authority), settings }

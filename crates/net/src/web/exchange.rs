@@ -163,7 +163,11 @@ impl Exchange {
         locations: &[WebLocation],
         observer: Arc<dyn Observer>,
     ) -> Result<Self, Error> {
-        let tls = if locations.iter().any(|location| location.is_encrypted()) { Some(roots(options)?) } else { None };
+        let tls = if locations.iter().any(|location| location.is_encrypted()) {
+            Some(roots(options.authority.as_deref())?)
+        } else {
+            None
+        };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = TlsConfig::builder()
             .unversioned_rustls_crypto_provider(provider)
@@ -504,7 +508,7 @@ pub(crate) fn fuzz_redirect(location: &str) {
 }
 
 /// Returns the text of a library error, without the prefix of the library.
-fn said(error: &ureq::Error) -> String {
+pub(crate) fn said(error: &ureq::Error) -> String {
     if matches!(tls_error(error), Some(rustls::Error::InvalidMessage(_))) {
         return "what came back is not TLS: is http:// or another port meant?".to_owned();
     }
@@ -525,7 +529,7 @@ fn said(error: &ureq::Error) -> String {
 }
 
 /// Returns the TLS error, direct or wrapped by the socket it was read from.
-fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
+pub(crate) fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
     match error {
         ureq::Error::Rustls(error) => Some(error),
         ureq::Error::Io(error) => error.get_ref().and_then(|inner| inner.downcast_ref()),
@@ -534,12 +538,12 @@ fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
 }
 
 /// Returns the trusted authorities: those of this host, and the one given.
-fn roots(options: &WebOptions) -> Result<Vec<Certificate<'static>>, Error> {
+pub(crate) fn roots(authority: Option<&Path>) -> Result<Vec<Certificate<'static>>, Error> {
     // Errors in the system's list are ignored here. A server whose authority is missing causes an error later.
     let found = rustls_native_certs::load_native_certs();
     let mut roots: Vec<Certificate<'static>> =
         found.certs.iter().map(|der| Certificate::from_der(der).to_owned()).collect();
-    if let Some(path) = &options.authority {
+    if let Some(path) = authority {
         roots.extend(authorities_in(path)?);
     }
     Ok(roots)

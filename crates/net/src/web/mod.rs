@@ -16,7 +16,8 @@ mod reply;
 mod secrets;
 mod socket;
 
-pub(crate) use exchange::fuzz_redirect;
+pub(crate) use certificates::refusal;
+pub(crate) use exchange::{fuzz_redirect, roots, said, tls_error};
 pub use options::WebOptions;
 pub(crate) use reply::fuzz as fuzz_reply;
 pub use secrets::{Secret, TokenSource};
