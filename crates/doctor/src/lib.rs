@@ -17,6 +17,7 @@ pub mod facts;
 pub mod host;
 pub mod kernel;
 pub mod one_end;
+pub mod perfsonar;
 pub mod plan;
 pub mod report;
 pub mod response;
