@@ -6,6 +6,7 @@ mod host;
 mod iperf3;
 mod ndt7;
 mod own_kernel;
+mod perfsonar;
 mod stamp;
 mod tools;
 mod watch;
@@ -26,6 +27,7 @@ pub fn run(flags: &DoctorFlags) -> Result<u8, Error> {
         Some(DoctorCommand::Host(flags)) => host::run(flags),
         Some(DoctorCommand::Show(flags)) => bundle::show(flags),
         Some(DoctorCommand::Compare(flags)) => bundle::compare(flags),
+        Some(DoctorCommand::Perfsonar(flags)) => perfsonar::run(flags),
         None => match tools::tool_of(&flags.examine)? {
             Some(tools::Tool::Iperf3(server)) => iperf3::run(&server, &flags.examine),
             Some(tools::Tool::Stamp(reflector)) => stamp::run(&reflector, &flags.examine),

@@ -19,6 +19,7 @@ use crate::paths::{PathFlag, ViaFlag};
 pub mod config;
 mod doctor;
 mod duration;
+mod perfsonar;
 pub mod service;
 
 use config::ConfigFlags;
@@ -27,6 +28,7 @@ pub use doctor::{
     ShowFlags, ToolDirection,
 };
 use duration::parse_time;
+pub use perfsonar::{PerfsonarCommand, PerfsonarFlags, PerfsonarReadFlags, PerfsonarRunFlags, PerfsonarServerFlags};
 use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};
 
 /// Exit codes, as listed in `--help`; a macro, since text for several commands is put together when it is compiled.

@@ -153,11 +153,17 @@ impl Node {
     ) -> Result<RunOutcome, Error> {
         let end = Instant::now() + within;
         let path = self.post(task, cancel)?;
-        let outcome = self.follow(&path, end, within, cancel, &mut progress);
-        if outcome.is_err() {
-            self.remove(&path);
-        }
-        outcome
+        self.follow(&path, end, within, cancel, &mut progress).map_err(|error| {
+            let removal = self.remove(&path);
+            match (error.kind, removal) {
+                (ErrorKind::Cancelled, Ok(())) => error.reworded("stopped: the task was removed from the node"),
+                (_, Ok(())) => error,
+                (_, Err(why)) => {
+                    let text = format!("{}; the task stays at the node: {}", error.text(), why.text());
+                    error.reworded(text)
+                }
+            }
+        })
     }
 
     /// Posts a task. Returns the path of its resource.
@@ -248,11 +254,12 @@ impl Node {
         }
     }
 
-    /// Removes a task, so that nothing runs that nobody waits for. Tries once.
-    fn remove(&self, path: &str) {
+    /// Removes a task, so that nothing runs that nobody waits for. Tries once: it ends by itself after its run.
+    fn remove(&self, path: &str) -> Result<(), Error> {
         let ask = Ask { method: Method::DELETE, path: path.to_owned(), body: None, time: self.times.after_cancel };
-        // Without it, the task ends by itself after its run. The user learns of the first failure only.
-        let _ = self.exchange.send(&ask, &Cancel::default());
+        let reply = self.exchange.send(&ask, &Cancel::default())?;
+        // 404: it has ended and is removed.
+        if matches!(reply.status, 200 | 404) { Ok(()) } else { Err(reply.refusal()) }
     }
 }
 
@@ -305,6 +312,6 @@ fn late(task: &str, state: Option<&RunState>, within: Duration) -> Error {
         Some(state) => format!("the run of {task} {}", state.words()),
         None => format!("{task} has no run"),
     };
-    let text = format!("{state} after {} s, and the task is removed; give a longer --wait", within.as_secs());
+    let text = format!("{state} after {} s; give a longer --wait", within.as_secs());
     Error::new(ErrorKind::Limit, Scope::Path, Phase::Transfer, text).retry(Retry::After)
 }

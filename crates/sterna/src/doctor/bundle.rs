@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use sterna_doctor::bundle::{BYTES_MAX, Bundle, Proof, SignedBundle};
+use sterna_doctor::perfsonar::export::documents;
 use sterna_doctor::report::compare::Comparison;
 use sterna_doctor::report::html::Page;
 use sterna_doctor::report::{Report, figures, text};
@@ -39,7 +40,22 @@ pub fn show(flags: &ShowFlags) -> Result<u8, Error> {
     if !flags.json {
         say(&signature(&flags.file, &signed.proof));
     }
+    if flags.pscheduler {
+        return export(&flags.file, &signed);
+    }
     show_report(&signed, &flags.files, flags.json)
+}
+
+/// Prints the documents of pScheduler, one a line.
+fn export(path: &Path, signed: &SignedBundle) -> Result<u8, Error> {
+    let documents = documents(&signed.bundle.evidence, &signed.bundle.about);
+    if documents.is_empty() {
+        let text = "no flow and no echoes with the addresses of both hosts: nothing to export";
+        let error = Error::new(ErrorKind::NotFound, Scope::Client, Phase::Finalise, text);
+        return Err(of_file(path, error));
+    }
+    documents.iter().try_for_each(|document| print_line(document.to_string().as_bytes()))?;
+    Ok(0)
 }
 
 /// Compares two bundles.

@@ -12,6 +12,7 @@ use sterna_net::measure::STREAMS_MAX;
 use sterna_proto::BitRate;
 
 use super::duration::parse_time;
+use super::perfsonar::PerfsonarFlags;
 
 const PLAN_EXAMPLES: &str = "\
 Examples:
@@ -29,6 +30,7 @@ Examples:
   sterna doctor iperf3://speed.example.org --streams 4 # a server of iperf3, up and down
   sterna doctor ndt7://ndt.example.org                 # a server of NDT7
   sterna doctor stamp://router.example.org             # delay and loss (RFC 8762)
+  sterna doctor perfsonar run rtt --source ps1.example.org --dest ps2.example.org
   sterna doctor --watch                                # connections of this host
   sterna doctor host                                   # settings of this host
   sterna doctor plan --rate 10Gbit --rtt 148ms         # arithmetic, without a network
@@ -38,7 +40,8 @@ The HTML page is for the operators of another network, and the bundle is its evi
 const SHOW_EXAMPLES: &str = "\
 Examples:
   sterna doctor show before.json
-  sterna doctor show before.json --html page.html";
+  sterna doctor show before.json --html page.html
+  sterna doctor show before.json --pscheduler     # for an archive of perfSONAR";
 
 const COMPARE_EXAMPLES: &str = "\
 Examples:
@@ -159,6 +162,8 @@ pub enum DoctorCommand {
     /// Compare two examinations of a path: the effect of a fix, and whether the prediction was met
     #[command(after_help = COMPARE_EXAMPLES)]
     Compare(CompareFlags),
+    /// Run tests on nodes of perfSONAR, and read their archives
+    Perfsonar(PerfsonarFlags),
 }
 
 /// Flags of `sterna doctor show`.
@@ -173,6 +178,9 @@ pub struct ShowFlags {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Print the flows and echoes in the form of pScheduler: a JSON object on each line, as an archive takes it
+    #[arg(long, conflicts_with_all = ["json", "html", "svg"])]
+    pub pscheduler: bool,
     /// Files of the report.
     #[command(flatten)]
     pub files: ReportFiles,
@@ -259,7 +267,7 @@ pub struct PlanFlags {
 }
 
 /// Reads `148ms`, `11.9ms`, `500us` or `0.66s`.
-fn parse_rtt(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_rtt(text: &str) -> Result<Duration, String> {
     let expected = || "expected a number and a unit (us, ms or s), such as 148ms or 11.9ms".to_owned();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
