@@ -88,6 +88,10 @@ fn shows_a_bundle_again(site: &Site, bundle: &str, said: &str) {
     let json = examine(site, &["show", bundle, "--json"]);
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!((json["signed"]["signers"][0].as_str(), json["format"].as_u64()), (Some(&key[..]), Some(1)));
+    let exported = String::from_utf8(examine(site, &["show", bundle, "--pscheduler"]).stdout).unwrap();
+    let tests: Vec<Value> =
+        exported.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["test"]["type"].clone()).collect();
+    assert!(tests.contains(&"throughput".into()) && tests.contains(&"rtt".into()), "{exported}");
     let same = examine(site, &["compare", bundle, bundle]);
     assert!(same.status.success() && String::from_utf8(same.stdout).unwrap().contains("as before"));
     let changed = bundle.replace("one", "changed");

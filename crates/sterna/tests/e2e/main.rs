@@ -19,6 +19,7 @@ mod names;
 mod networks;
 mod output;
 mod paths;
+mod perfsonar;
 mod power;
 mod quic_hostile;
 mod quic_peer;
