@@ -3,13 +3,14 @@
 //! An examination ([`run`]) asks one experiment after the other: each is a decision ([`steps`]) from the [`evidence`]
 //! so far. Views put the samples of an experiment in the terms of the field: flows ([`view`]), and packet trains
 //! ([`ceiling`]); with a peer of another tool, flows of which one end is seen ([`one_end`]). The [`rules`] turn the
-//! [`facts`] of both directions into verdicts, and a [`report`] shows them.
+//! [`facts`] of both directions into verdicts, and a [`report`] shows them. A [`case`] keeps examinations over weeks.
 //!
 //! Everything but [`run`] is pure: it reads no clock and opens no socket. Also pure, and without a network: window
 //! arithmetic of kernels ([`kernel`]), response functions ([`response`]), and the [`plan`] of a path; and on one host,
 //! the observation of connections ([`watch`]) and of settings ([`host`]).
 
 pub mod bundle;
+pub mod case;
 pub mod ceiling;
 pub mod echoes;
 pub mod evidence;

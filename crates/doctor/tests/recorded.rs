@@ -8,10 +8,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-
 use std::time::Duration;
 
-use sterna_doctor::evidence::{Evidence, Experiment, Outcome, Record};
+use sterna_doctor::bundle::Proof;
+use sterna_doctor::case::examination::Examination;
+use sterna_doctor::case::retest::{Asked, Fate, LimitOutcome, judge};
+use sterna_doctor::evidence::{Direction, Evidence, Experiment, Outcome, Record};
+use sterna_doctor::report::{About, Report};
 use sterna_doctor::rules::diagnose;
 use sterna_doctor::steps::{Bounds, Next, next};
 use sterna_doctor::verdict::Cause;
@@ -116,4 +119,34 @@ fn experiments_keep_to_rate_and_time_whatever_comes_back() {
         }
         diagnose(&so_far);
     });
+}
+
+/// Returns the numbers of a recorded examination, as the entry of a case has them.
+fn examination(name: &str) -> Examination {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bundles").join(format!("{name}.json.zst"));
+    let report = Report::new(&evidence(&path), &About::default());
+    Examination::new("20261126T120000Z".parse().unwrap(), &report, &Proof::default())
+}
+
+#[test]
+fn a_retest_tells_limits_that_are_gone_from_hidden_ones() {
+    let policer = examination("policer.forward.cubic-policer-small-2002-0");
+    let large = examination("policer.reverse.cubic-policer-large-2002-0");
+    let clean = examination("clean.both.cubic-clean-2002-0");
+    let buffer = examination("receive_buffer.reverse.cubic-receive-buffer-1001-0");
+    let fates = |before: &Examination, now: &Examination| {
+        let outcomes = judge(before, now, &Asked::default());
+        println!("{:?}", outcomes.iter().map(LimitOutcome::words).collect::<Vec<_>>());
+        outcomes.iter().map(|one| (one.limit, one.direction, one.fate)).collect::<Vec<_>>()
+    };
+    let (forward, reverse) = (Direction::Forward, Direction::Reverse);
+    assert_eq!(fates(&policer, &policer), [(Cause::Policer, forward, Fate::StillThere)]);
+    assert_eq!(fates(&policer, &clean), [(Cause::Policer, forward, Fate::Gone)]);
+    assert_eq!(fates(&policer, &large), [(Cause::Policer, forward, Fate::Gone)]);
+    assert_eq!(fates(&large, &buffer), [(Cause::Policer, reverse, Fate::Replaced)]);
+    assert_eq!(fates(&buffer, &large), [(Cause::ReceiveBuffer, reverse, Fate::Replaced)]);
+    // The connection is slower than the buffer allowed it to be, so the buffer may be as small as it was.
+    let mut slower = clean.clone();
+    slower.directions.iter_mut().for_each(|one| one.measured_bps = 20_000_000);
+    assert_eq!(fates(&buffer, &slower), [(Cause::ReceiveBuffer, reverse, Fate::Open)]);
 }

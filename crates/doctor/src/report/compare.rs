@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sterna_net::measure::HostFacts;
 
 use super::{Report, text};
@@ -13,7 +13,7 @@ use crate::verdict::{Cause, Verdict};
 pub const MET_WITHIN: f64 = 0.15;
 
 /// Change of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change<T> {
     /// In the first report.
     pub before: T,

@@ -32,8 +32,28 @@ pub struct Page<'a> {
 /// Maximum length of a text of a peer, characters. Reason: an error with its causes has some hundreds.
 const TEXT_MAX: usize = 1000;
 
+/// Returns a page with this content, and with the style of all pages. It loads nothing.
+pub(crate) fn around(title: &str, main: &Markup) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width,initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                // A text that escaping missed could load nothing.
+                meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'";
+                title { (title) }
+                style { (PreEscaped(STYLE)) (PreEscaped(figures::STYLE)) }
+            }
+            body { main { (main) } }
+        }
+    };
+    page.into_string()
+}
+
 /// Returns a text of a peer for the page: on one line, without control characters, and not longer than [`TEXT_MAX`].
-fn safe(text: &str) -> String {
+pub(crate) fn safe(text: &str) -> String {
     let shown = sterna_proto::file::plain(text);
     match shown.char_indices().nth(TEXT_MAX) {
         Some((end, _)) => format!("{}…", &shown[..end]),
@@ -46,33 +66,17 @@ impl Page<'_> {
     /// Returns the page.
     pub fn render(&self) -> String {
         let figures = figures::figures(self.evidence, self.report);
-        let page = html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width,initial-scale=1";
-                    meta name="color-scheme" content="light dark";
-                    // A text that escaping missed could load nothing.
-                    meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'";
-                    title { "Path examination: " (safe(&self.report.target)) }
-                    style { (PreEscaped(STYLE)) (PreEscaped(figures::STYLE)) }
-                }
-                body {
-                    main {
-                        (self.head())
-                        (self.verdicts(&figures))
-                        (self.table_of_path())
-                        section { h2 #proof { "Proof" } @for figure in &figures { (drawn(figure)) } }
-                        (self.rulings())
-                        (self.method())
-                        (self.experiments())
-                        (self.signatures())
-                    }
-                }
-            }
+        let main = html! {
+            (self.head())
+            (self.verdicts(&figures))
+            (self.table_of_path())
+            section { h2 #proof { "Proof" } @for figure in &figures { (drawn(figure)) } }
+            (self.rulings())
+            (self.method())
+            (self.experiments())
+            (self.signatures())
         };
-        page.into_string()
+        around(&format!("Path examination: {}", safe(&self.report.target)), &main)
     }
 
     fn head(&self) -> Markup {
@@ -369,7 +373,8 @@ fn big(value: &str, words: &str) -> Markup {
     html! { div { strong { (value) } span { (words) } } }
 }
 
-fn drawn(figure: &Figure) -> Markup {
+/// Draws a figure with its title and caption.
+pub(crate) fn drawn(figure: &Figure) -> Markup {
     html! {
         figure id=(figure.name) {
             h3 { (figure.title) }

@@ -23,7 +23,7 @@ pub fn drawn(evidence: &Evidence, about: &About) -> (String, Vec<Figure>) {
 }
 
 /// Returns the names of the elements of an XML text; fails if it is not well formed.
-fn elements(xml: &str) -> Vec<String> {
+pub fn elements(xml: &str) -> Vec<String> {
     let mut reader = Reader::from_str(xml);
     let mut names = Vec::new();
     loop {
@@ -123,7 +123,7 @@ fn an_examination_without_results_has_a_page() {
 }
 
 /// Texts with which a peer could try to change a page.
-const HOSTILE: [&str; 7] = [
+pub const HOSTILE: [&str; 7] = [
     "<script>alert(1)</script>",
     "\"><img src=x onerror=alert(1)>",
     "' onload='alert(1)",

@@ -8,6 +8,7 @@
 
 mod echoes;
 mod flows;
+pub(crate) mod history;
 mod ladder;
 mod plot;
 mod trains;
