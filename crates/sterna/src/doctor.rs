@@ -1,6 +1,7 @@
 //! `sterna doctor`: examinations of a path, the connections and settings of this host, and the arithmetic of a path.
 
 mod bundle;
+mod case;
 mod examine;
 mod host;
 mod iperf3;
@@ -28,6 +29,7 @@ pub fn run(flags: &DoctorFlags) -> Result<u8, Error> {
         Some(DoctorCommand::Show(flags)) => bundle::show(flags),
         Some(DoctorCommand::Compare(flags)) => bundle::compare(flags),
         Some(DoctorCommand::Perfsonar(flags)) => perfsonar::run(flags),
+        Some(DoctorCommand::Case(flags)) => case::run(&flags.command),
         None => match tools::tool_of(&flags.examine)? {
             Some(tools::Tool::Iperf3(server)) => iperf3::run(&server, &flags.examine),
             Some(tools::Tool::Stamp(reflector)) => stamp::run(&reflector, &flags.examine),

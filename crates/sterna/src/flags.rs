@@ -16,19 +16,26 @@ use tracing::level_filters::LevelFilter;
 
 use crate::paths::{PathFlag, ViaFlag};
 
+mod case;
 pub mod config;
 mod doctor;
 mod duration;
 mod perfsonar;
+mod measure;
 pub mod service;
 
+pub use case::{
+    CaseAddFlags, CaseCloseFlags, CaseCommand, CaseFactFlags, CaseListFlags, CaseNewFlags, CaseNoteFlags,
+    CaseReportFlags, CaseRetestFlags, CaseRunFlags, EntryFlags,
+};
 use config::ConfigFlags;
 pub use doctor::{
     CompareFlags, DoctorCommand, DoctorFlags, DoctorWatchFlags, ExamineFlags, HostFlags, PlanFlags, ReportFiles,
-    ShowFlags, ToolDirection,
+    ShowFlags,
 };
 use duration::parse_time;
 pub use perfsonar::{PerfsonarCommand, PerfsonarFlags, PerfsonarReadFlags, PerfsonarRunFlags, PerfsonarServerFlags};
+pub use measure::{MeasureFlags, ToolDirection};
 use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};
 
 /// Exit codes, as listed in `--help`; a macro, since text for several commands is put together when it is compiled.

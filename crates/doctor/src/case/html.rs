@@ -6,6 +6,7 @@ use sterna_proto::file::plain;
 
 use super::examination::RunId;
 use super::facts::{FactKey, FactValue};
+use super::history::FactHistory;
 use super::moment::EntryTime;
 use super::report::{CaseReport, ReportedEvent, ReportedExamination};
 use super::statements::Agreement;
@@ -71,7 +72,7 @@ fn history(report: &CaseReport, target: &str, direction: Direction) -> Vec<Histo
 
 fn stated(report: &CaseReport, direction: Direction) -> Vec<StatedLine> {
     let facts = report.facts.iter().filter(|fact| fact.key == FactKey::RateLimit && fact.is_of(direction));
-    let line = |fact: &super::facts::FactHistory| StatedLine {
+    let line = |fact: &FactHistory| StatedLine {
         domain: fact.domain.clone(),
         steps: fact
             .values

@@ -11,6 +11,7 @@
 pub mod entry;
 pub mod examination;
 pub mod facts;
+pub mod history;
 pub mod html;
 pub mod moment;
 pub mod report;
@@ -18,9 +19,11 @@ pub mod retest;
 pub mod statements;
 pub mod text;
 
+use std::collections::BTreeSet;
+
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use self::entry::{Entry, Event, Retest};
+use self::entry::{Entry, Event};
 use self::examination::{Examination, RunId};
 
 /// Version of the format of entries.
@@ -141,12 +144,11 @@ impl Case {
         targets
     }
 
-    /// Returns the re-tests with their entries.
-    pub fn retests(&self) -> impl Iterator<Item = (&Entry, &Retest)> {
-        self.entries.iter().filter_map(|entry| match &entry.event {
-            Event::Retest(retest) => Some((entry, &**retest)),
-            _ => None,
-        })
+    /// Returns the bundles that no entry names.
+    pub fn unnamed(&self, mut bundles: Vec<RunId>) -> Vec<RunId> {
+        let named: BTreeSet<&RunId> = self.examinations().map(|(_, examination)| &examination.id).collect();
+        bundles.retain(|id| !named.contains(id));
+        bundles
     }
 }
 

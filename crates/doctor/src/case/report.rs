@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::entry::{Entry, Event};
-use super::examination::{Examination, RunId};
-use super::facts::{FactHistory, histories};
+use super::examination::{Examination, LimitResult, RunId};
+use super::history::{FactHistory, histories};
 use super::moment::EntryTime;
 use super::statements::{Agreement, StatementCheck, check};
 use super::{Case, FORMAT};
 use crate::bundle::SignedBundle;
 use crate::evidence::Direction;
 use crate::report::{Report, text};
+use crate::verdict::Cause;
 
 /// Deviation of a rate in an entry from that of its evidence. Reason: a later release may judge a flow a little
 /// otherwise.
@@ -258,7 +259,9 @@ fn open_questions(targets: &[String], examinations: &[ReportedExamination]) -> V
             questions.push(format!("{target}: no examination yet"));
             continue;
         };
-        for limit in last.examination.limits.iter().filter(|limit| limit.limits_to_bps.is_some()) {
+        // The user gives the rate of an examination: that is no question.
+        let binds = |limit: &&LimitResult| limit.limits_to_bps.is_some() && limit.limit != Cause::RateCap;
+        for limit in last.examination.limits.iter().filter(binds) {
             let has = |run: &&&ReportedExamination| run.examination.limit(limit.limit, limit.direction).is_some();
             let since: Vec<_> = runs.iter().rev().take_while(has).collect();
             questions.push(format!(

@@ -7,7 +7,8 @@
 use serde::Serialize;
 
 use super::examination::{DirectionResult, Examination, LimitResult};
-use super::facts::{FactHistory, FactKey, FactValue, Stated};
+use super::facts::{FactKey, FactValue};
+use super::history::{FactHistory, Stated};
 use super::moment::EntryTime;
 use crate::evidence::Direction;
 use crate::report::compare::MET_WITHIN;

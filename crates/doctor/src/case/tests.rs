@@ -1,3 +1,4 @@
+use super::entry::Retest;
 use super::examination::{DirectionResult, LimitResult};
 use super::facts::{FactPair, FactValue};
 use super::moment::EntryTime;
@@ -155,7 +156,7 @@ fn facts_are_read_with_their_units_and_keep_their_history() {
         entries: vec![fact(3, "rate_limit=155Mbit"), fact(1, "rate_limit=90Mbit"), fact(2, "burst=1MB")],
         ..Case::default()
     };
-    let histories = facts::histories(&case);
+    let histories = history::histories(&case);
     assert_eq!(histories.len(), 2);
     let shown: Vec<String> = histories[0].values.iter().map(|one| histories[0].shown(&one.value)).collect();
     assert_eq!(shown, ["90.0 Mbit/s", "155 Mbit/s"]);

@@ -3,7 +3,7 @@
 use sterna_proto::file::plain;
 
 use super::examination::Examination;
-use super::facts::FactHistory;
+use super::history::FactHistory;
 use super::report::{CaseReport, ReportedEvent};
 
 /// Width of the column of times.

@@ -112,26 +112,31 @@ fn print_json(value: &impl Serialize) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Reads a bundle, one byte more than the maximum at most, and verifies it.
+/// Reads a bundle and verifies it.
 fn read(path: &Path) -> Result<SignedBundle, Error> {
+    Bundle::read(&read_bytes(path)?).map_err(|e| of_file(path, e))
+}
+
+/// Reads the bytes of a bundle, one more than the maximum at most.
+pub fn read_bytes(path: &Path) -> Result<Vec<u8>, Error> {
     let bounded = || {
         let mut bytes = Vec::new();
         File::open(path)?.take(BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map(|_| bytes)
     };
-    let bytes = bounded().map_err(|e| {
+    bounded().map_err(|e| {
         let text = format!("read the bundle {}", path.display());
         Error::new(ErrorKind::Io, Scope::Client, Phase::Prepare, text).caused_by(e)
-    })?;
-    Bundle::read(&bytes).map_err(|e| of_file(path, e))
+    })
 }
 
 /// Adds the name of the file to an error about its content.
-fn of_file(path: &Path, error: Error) -> Error {
+pub fn of_file(path: &Path, error: Error) -> Error {
     let (kind, scope, phase) = (error.kind, error.scope, error.phase);
     Error::new(kind, scope, phase, format!("read the bundle {}", path.display())).caused_by(error)
 }
 
-fn signature(path: &Path, proof: &Proof) -> String {
+/// Returns who signed a bundle, in words.
+pub fn signature(path: &Path, proof: &Proof) -> String {
     match proof.signers.as_slice() {
         [] => format!("{}: not signed, so anybody may have changed it", path.display()),
         signers => format!("{}: unchanged since it was signed by {}", path.display(), signers.join(" and ")),

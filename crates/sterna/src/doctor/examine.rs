@@ -1,6 +1,7 @@
 //! `sterna doctor TARGET`: runs an examination and shows its report.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,11 +10,12 @@ use sterna_doctor::report::{About, text};
 use sterna_doctor::run::examine;
 use sterna_doctor::steps::Bounds;
 use sterna_net::engine::{Cancel, Engine, Trust};
+use sterna_net::identity::Identity;
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 
 use super::bundle;
-use crate::flags::ExamineFlags;
+use crate::flags::{ExamineFlags, MeasureFlags};
 use crate::output::say;
 use crate::state;
 use crate::trust::{AskedTrust, cancel_at_signal};
@@ -21,45 +23,68 @@ use crate::trust::{AskedTrust, cancel_at_signal};
 /// Examines the path to an agent.
 pub fn run(flags: &ExamineFlags) -> Result<u8, Error> {
     let agent = target(flags)?;
-    let directory = state::directory(flags.state.as_deref())?;
-    let identity = state::identity(flags.state.as_deref())?;
-    let trust = Arc::new(AskedTrust::new(&directory, flags.trust.into_iter().collect(), false));
-    let cancel = Cancel::default();
-    cancel_at_signal(&cancel).map_err(|e| {
-        Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "listen for signals").caused_by(e)
-    })?;
-    let engine = Engine::new(identity.clone(), trust as Arc<dyn Trust>);
-    let mut measurement = engine.measure(&agent, flags.from, &cancel)?;
-    let bounds = Bounds {
-        time: flags.time,
-        rate_max: flags.max_rate,
-        near_disk: flags.disk.as_ref().map(|path| path.display().to_string()),
-        far_disk: flags.disk.as_ref().map(|_| String::from_utf8_lossy(&agent.path).into_owned()),
-    };
-    let tells = !flags.json && std::io::stderr().is_terminal();
-    let evidence = examine(&mut measurement, &bounds, &cancel, |next| {
-        if tells {
-            say(&format!("{}: {}", text::words(next.direction), text::purpose(next.purpose)));
-        }
-    })?;
-    let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let about = About {
-        target: agent.to_string(),
-        address: measurement.remote().to_string(),
-        local: measurement.local().map_or_else(String::new, |local| local.ip().to_string()),
-        agent_key: measurement.agent_key().to_string(),
-        started: started
-            .saturating_sub(evidence.records.last().map_or(0, |last| (last.start_ms + last.time_ms) / 1000)),
-        rate_max_bps: flags.max_rate.map(|most| most.0),
-    };
-    let bundle = Bundle { about, evidence };
+    let examiner = Examiner::new(&flags.measure, 1)?;
+    let bundle = examiner.examine(&agent, !flags.json)?;
     let mut proof = Proof::default();
     if let Some(path) = &flags.bundle {
-        let (bytes, signed) = bundle.sign(&identity)?;
+        let (bytes, signed) = bundle.sign(&examiner.identity)?;
         bundle::write(path, &bytes)?;
         proof = signed;
     }
     bundle::show_report(&SignedBundle { bundle, proof }, &flags.files, flags.json)
+}
+
+/// Runs examinations with the identity of this host, until a signal.
+pub struct Examiner<'a> {
+    flags: &'a MeasureFlags,
+    /// Key that signs the bundles.
+    pub identity: Identity,
+    cancel: Cancel,
+    engine: Engine,
+}
+
+impl<'a> Examiner<'a> {
+    /// Loads the identity, and stops the examinations at a signal. `agents` is the number of agents that it will meet.
+    pub fn new(flags: &'a MeasureFlags, agents: usize) -> Result<Self, Error> {
+        let directory = state::directory(flags.state.as_deref())?;
+        let identity = state::identity(flags.state.as_deref())?;
+        let trust = Arc::new(AskedTrust::new(&directory, flags.trust.into_iter().collect(), agents > 1));
+        let cancel = Cancel::default();
+        cancel_at_signal(&cancel).map_err(|e| {
+            Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, "listen for signals").caused_by(e)
+        })?;
+        let engine = Engine::new(identity.clone(), trust as Arc<dyn Trust>);
+        Ok(Self { flags, identity, cancel, engine })
+    }
+
+    /// Examines the path to an agent. Tells on a terminal which experiment runs, if `tells`.
+    pub fn examine(&self, agent: &RemoteLocation, tells: bool) -> Result<Bundle, Error> {
+        let flags = self.flags;
+        let mut measurement = self.engine.measure(agent, flags.from, &self.cancel)?;
+        let bounds = Bounds {
+            time: flags.time,
+            rate_max: flags.max_rate,
+            near_disk: flags.disk.as_deref().map(Path::display).map(|path| path.to_string()),
+            far_disk: flags.disk.as_ref().map(|_| String::from_utf8_lossy(&agent.path).into_owned()),
+        };
+        let tells = tells && std::io::stderr().is_terminal();
+        let evidence = examine(&mut measurement, &bounds, &self.cancel, |next| {
+            if tells {
+                say(&format!("{}: {}", text::words(next.direction), text::purpose(next.purpose)));
+            }
+        })?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let lasted = evidence.records.last().map_or(0, |last| (last.start_ms + last.time_ms) / 1000);
+        let about = About {
+            target: agent.to_string(),
+            address: measurement.remote().to_string(),
+            local: measurement.local().map_or_else(String::new, |local| local.ip().to_string()),
+            agent_key: measurement.agent_key().to_string(),
+            started: now.saturating_sub(lasted),
+            rate_max_bps: flags.max_rate.map(|most| most.0),
+        };
+        Ok(Bundle { about, evidence })
+    }
 }
 
 /// Returns the agent that the user has named.

@@ -20,13 +20,13 @@ pub fn run(server: &HostPort, flags: &ExamineFlags) -> Result<u8, Error> {
     let streams = flags.streams.unwrap_or(1);
     let transport = match flags.udp {
         Some(rate) => {
-            if let Some(most) = flags.max_rate.filter(|most| rate > *most) {
+            if let Some(most) = flags.measure.max_rate.filter(|most| rate > *most) {
                 return Err(tools::usage(format!("--udp {rate} is above --max-rate {most}")));
             }
             Iperf3Transport::Udp { rate_bps: rate.0 / u64::from(streams.max(1)), datagram_bytes: DATAGRAM_BYTES }
         }
         None => {
-            let pacing_bps = flags.max_rate.map(|most| most.0 / u64::from(streams.max(1)));
+            let pacing_bps = flags.measure.max_rate.map(|most| most.0 / u64::from(streams.max(1)));
             let sockets = SocketSettings { pacing_bps, ..SocketSettings::default() };
             Iperf3Transport::Tcp { sockets }
         }
@@ -34,7 +34,7 @@ pub fn run(server: &HostPort, flags: &ExamineFlags) -> Result<u8, Error> {
     let mut flows = Vec::new();
     for direction in tools::directions(flags) {
         let test = Iperf3Test { direction, streams, time: tools::time_of_each(flags), transport: transport.clone() };
-        let outcome = run_test(server, flags.from, &test)?;
+        let outcome = run_test(server, flags.measure.from, &test)?;
         if !flags.json {
             lines(&test, &outcome).iter().try_for_each(|line| print_line(line.as_bytes()))?;
         }

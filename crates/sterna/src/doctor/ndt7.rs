@@ -19,12 +19,12 @@ use crate::state;
 
 /// Runs a test in each direction, and prints what came out. Returns the exit code.
 pub fn run(server: &HostPort, security: Ndt7Security, flags: &ExamineFlags) -> Result<u8, Error> {
-    let identity = state::identity(flags.state.as_deref())?;
+    let identity = state::identity(flags.measure.state.as_deref())?;
     let mut flows = Vec::new();
     for direction in tools::directions(flags) {
         let time = tools::time_of_each(flags).min(TEST_TIME);
-        let test = Ndt7Test { direction, time, rate_max_bps: flags.max_rate.map(|most| most.0) };
-        let outcome = run_test(server, flags.from, security, &identity, &test)?;
+        let test = Ndt7Test { direction, time, rate_max_bps: flags.measure.max_rate.map(|most| most.0) };
+        let outcome = run_test(server, flags.measure.from, security, &identity, &test)?;
         if !flags.json {
             lines(direction, &outcome).iter().try_for_each(|line| print_line(line.as_bytes()))?;
         }

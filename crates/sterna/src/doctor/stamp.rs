@@ -41,7 +41,7 @@ struct Report<'a> {
 /// Measures delay and loss to a reflector. Returns the exit code.
 pub fn run(reflector: &HostPort, flags: &ExamineFlags) -> Result<u8, Error> {
     let spec = spec(flags);
-    let (address, ports) = stamp_echoes(reflector, flags.from, &spec)?;
+    let (address, ports) = stamp_echoes(reflector, flags.measure.from, &spec)?;
     let summary = EchoSummary::new(&ports);
     let target = format!("stamp://{reflector}");
     if flags.json {
@@ -66,8 +66,8 @@ pub fn run(reflector: &HostPort, flags: &ExamineFlags) -> Result<u8, Error> {
 fn spec(flags: &ExamineFlags) -> EchoSpec {
     let at_rate = |most: BitRate| Duration::from_secs_f64(f64::from(PACKET_BYTES) * 8.0 / most.0.max(1) as f64);
     let turn = TIME_MAX / (PORTS * PER_PORT_MIN);
-    let interval = INTERVAL.max(flags.max_rate.map_or(Duration::ZERO, at_rate)).min(turn);
-    let time = flags.time.map_or(interval * PORTS * PER_PORT, |time| time.min(TIME_MAX)).min(TIME_MAX);
+    let interval = INTERVAL.max(flags.measure.max_rate.map_or(Duration::ZERO, at_rate)).min(turn);
+    let time = flags.measure.time.map_or(interval * PORTS * PER_PORT, |time| time.min(TIME_MAX)).min(TIME_MAX);
     // Below `TIME_MAX` by the interval.
     let per_port = (time.as_micros() / (interval * PORTS).as_micros().max(1)) as u32;
     EchoSpec {

@@ -50,7 +50,7 @@ pub fn tool_of(flags: &ExamineFlags) -> Result<Option<Tool>, Error> {
         }
         "stamp" => Some(Tool::Stamp(host(STAMP_PORT)?)),
         "ndt7" => {
-            let security = flags.trust.map_or(Ndt7Security::Authorities, Ndt7Security::Key);
+            let security = flags.measure.trust.map_or(Ndt7Security::Authorities, Ndt7Security::Key);
             Some(Tool::Ndt7(host(NDT7_PORT)?, security))
         }
         "ndt7+ws" => Some(Tool::Ndt7(host(NDT7_CLEAR_PORT)?, Ndt7Security::Clear)),
@@ -76,7 +76,7 @@ pub fn directions(flags: &ExamineFlags) -> Vec<DataDirection> {
 pub fn time_of_each(flags: &ExamineFlags) -> Duration {
     // At most two directions.
     let count = u32::try_from(directions(flags).len()).unwrap_or(1);
-    let time = flags.time.map_or(TIME_DEFAULT, |time| (time / count).min(TIME_MAX));
+    let time = flags.measure.time.map_or(TIME_DEFAULT, |time| (time / count).min(TIME_MAX));
     Duration::from_secs(time.as_secs().max(1))
 }
 

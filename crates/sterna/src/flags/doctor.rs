@@ -1,17 +1,18 @@
 //! Flags of `sterna doctor`.
 
 use std::ffi::OsString;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use sterna_doctor::kernel::KernelVersion;
 use sterna_doctor::plan::{RTT_MAX, RTT_MIN};
 use sterna_net::measure::STREAMS_MAX;
 use sterna_proto::BitRate;
 
+use super::case::CaseFlags;
 use super::duration::parse_time;
+use super::measure::{MeasureFlags, ToolDirection};
 use super::perfsonar::PerfsonarFlags;
 
 const PLAN_EXAMPLES: &str = "\
@@ -27,6 +28,8 @@ Examples:
   sterna doctor sterna://hub.example.org --json        # one object for programs
   sterna doctor sterna://hub.example.org --html page.html --bundle before.json
   sterna doctor compare before.json after.json         # what a fix changed
+  sterna doctor case new cases/tigo --target sterna://hub.example.org --title 'TIGO to JIVE'
+  sterna doctor case retest cases/tigo --claim 'limit lifted'   # is it?
   sterna doctor iperf3://speed.example.org --streams 4 # a server of iperf3, up and down
   sterna doctor ndt7://ndt.example.org                 # a server of NDT7
   sterna doctor stamp://router.example.org             # delay and loss (RFC 8762)
@@ -84,22 +87,9 @@ pub struct ExamineFlags {
     /// stamp://HOST
     #[arg(value_name = "TARGET", required = true)]
     pub target: Option<OsString>,
-    /// Time of the experiments (default: 60s, and up to 2min on paths above 200 ms)
-    #[arg(long, value_name = "TIME", value_parser = parse_examination)]
-    pub time: Option<Duration>,
-    /// Highest rate of all packets together (default: none for TCP; packet trains have up to 2 Gbit/s)
-    #[arg(long, value_name = "RATE")]
-    pub max_rate: Option<BitRate>,
-    /// Accept the agent with this fingerprint (`sterna id` prints it there) and remember it
-    #[arg(long, value_name = "FINGERPRINT")]
-    pub trust: Option<sterna_net::identity::Fingerprint>,
-    /// Measure the disk of this directory too, and that of the directory in TARGET: writes and reads a file without a
-    /// name
-    #[arg(long, value_name = "DIR")]
-    pub disk: Option<PathBuf>,
-    /// Address of this host, which selects the network
-    #[arg(long, value_name = "ADDRESS")]
-    pub from: Option<IpAddr>,
+    /// Flags of the measurement.
+    #[command(flatten)]
+    pub measure: MeasureFlags,
     /// With iperf3: number of streams at once (default: 1)
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=i64::from(STREAMS_MAX)))]
     pub streams: Option<u32>,
@@ -118,10 +108,6 @@ pub struct ExamineFlags {
     /// Files of the report.
     #[command(flatten)]
     pub files: ReportFiles,
-    /// Directory with the key of this host and the recorded agents (default: sterna in $XDG_STATE_HOME, or
-    /// ~/.local/state/sterna)
-    #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
-    pub state: Option<PathBuf>,
 }
 
 /// Files that show a report.
@@ -133,15 +119,6 @@ pub struct ReportFiles {
     /// Write each plot as an SVG file to this directory
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
-}
-
-/// `--direction`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ToolDirection {
-    /// from this host
-    Up,
-    /// to this host
-    Down,
 }
 
 /// The commands of the doctor.
@@ -159,6 +136,8 @@ pub enum DoctorCommand {
     /// Show the report of an examination again, from its bundle, after a check of its signature
     #[command(after_help = SHOW_EXAMPLES)]
     Show(ShowFlags),
+    /// Keep a case file: measurements, notes and facts about networks over weeks, and re-tests of limits
+    Case(CaseFlags),
     /// Compare two examinations of a path: the effect of a fix, and whether the prediction was met
     #[command(after_help = COMPARE_EXAMPLES)]
     Compare(CompareFlags),
@@ -284,21 +263,6 @@ pub(super) fn parse_rtt(text: &str) -> Result<Duration, String> {
         false => Err(format!("from {} us to {} s", RTT_MIN.as_micros(), RTT_MAX.as_secs())),
     }
 }
-
-/// Reads a time of an examination.
-fn parse_examination(text: &str) -> Result<Duration, String> {
-    let time = parse_time(text)?;
-    match (TIME_LEAST..=TIME_MOST).contains(&time) {
-        true => Ok(time),
-        false => Err(format!("from {} s to {} s", TIME_LEAST.as_secs(), TIME_MOST.as_secs())),
-    }
-}
-
-/// Shortest examination. Reason: one connection and one packet train.
-const TIME_LEAST: Duration = Duration::from_secs(10);
-
-/// Longest examination. Reason: others want to measure with the agent too.
-const TIME_MOST: Duration = Duration::from_secs(600);
 
 /// Reads `1e-6` or `0.1%`.
 fn parse_loss(text: &str) -> Result<f64, String> {

@@ -6,6 +6,7 @@
 
 mod access;
 mod basics;
+mod cases;
 mod chaos_proxy;
 mod compress;
 mod disks;
