@@ -79,3 +79,49 @@ fn large_packets_that_vanish_and_ports_of_a_longer_route_are_found() {
     let again: Value = serde_json::from_slice(&shown.stdout).unwrap();
     assert_eq!(again, report);
 }
+
+/// Runs a command of a case on host a.
+fn case(site: &Site, lab: &Lab, command: &str, flags: &[&str]) -> std::process::Output {
+    let mut doctor = lab.host_a().command(BINARY);
+    doctor.args(["doctor", "case", command]).arg(site.local().join("case")).args(flags);
+    doctor.env("STERNA_STATE", site.local().join("state")).output().unwrap()
+}
+
+#[test]
+fn a_retest_finds_a_policer_until_it_is_lifted() {
+    let _alone = alone();
+    let mut policed = path(100, 8);
+    policed.forward.policer =
+        Some(Policer { rate: BitRate::megabits(10), burst: ByteCount(64 << 10), udp_only: false });
+    let (site, listen) = (Site::new(), |lab: &Lab| format!("{}:7373", lab.host_b().address()));
+    let start = |lab: &Lab| {
+        let root = site.root();
+        let flags = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()];
+        site.agent_by(lab.host_b().command(BINARY), &listen(lab), &flags)
+    };
+    let retest = |lab: &Lab, agent: &Agent| {
+        let flags = ["--trust", &agent.fingerprint, "--time", "20s", "--limit", "policer", "--json"];
+        let output = case(&site, lab, "retest", &flags);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {said}"));
+        (output.status.code(), json["retest"]["limits"][0]["fate"].clone(), json["statements"].clone())
+    };
+    {
+        let Some(lab) = lab("case", &policed, &[]) else { return };
+        let agent = start(&lab);
+        assert!(case(&site, &lab, "new", &["--target", &agent.url(""), "--title", "x"]).status.success());
+        let run = case(&site, &lab, "run", &["--trust", &agent.fingerprint, "--time", "20s"]);
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        for value in ["rate_limit=10Mbit", "rate_limit=none"] {
+            assert!(case(&site, &lab, "fact", &["--domain", "b", "--direction", "up", value]).status.success());
+        }
+        let (code, fate, statements) = retest(&lab, &agent);
+        assert_eq!((code, fate.as_str()), (Some(1), Some("still_there")));
+        assert_eq!(statements[0]["agreement"], "outdated", "{statements}");
+    }
+    let Some(lab) = lab("lifted", &path(100, 8), &[]) else { return };
+    let agent = start(&lab);
+    let (code, fate, statements) = retest(&lab, &agent);
+    assert!(code == Some(0) && (fate == "gone" || fate == "replaced"), "{fate}");
+    assert_eq!(statements[0]["agreement"], "agrees", "{statements}");
+}
