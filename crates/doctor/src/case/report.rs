@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::entry::{Entry, Event};
 use super::examination::{Examination, LimitResult, RunId};
+use super::facts::FactKey;
 use super::history::{FactHistory, histories};
 use super::moment::EntryTime;
 use super::statements::{Agreement, StatementCheck, check};
@@ -264,14 +265,24 @@ fn open_questions(targets: &[String], examinations: &[ReportedExamination]) -> V
         for limit in last.examination.limits.iter().filter(binds) {
             let has = |run: &&&ReportedExamination| run.examination.limit(limit.limit, limit.direction).is_some();
             let since: Vec<_> = runs.iter().rev().take_while(has).collect();
+            // An operator who states the limit has answered what to do about it.
+            let is_stated = |check: &&StatementCheck| {
+                check.agreement == Agreement::Agrees
+                    && check.key == FactKey::RateLimit
+                    && check.direction == limit.direction
+                    && limit.rate_bps.is_some()
+            };
+            let what = match last.statements.iter().find(is_stated) {
+                Some(check) => format!("{} states it", check.domain),
+                None => format!("fix: {}", limit.remedy),
+            };
             questions.push(format!(
-                "{target}: {}, {}, in the last {} of {} examinations, since {}; fix: {}",
+                "{target}: {}, {}, in the last {} of {} examinations, since {}; {what}",
                 limit.words(),
                 text::arrow(limit.direction),
                 since.len(),
                 runs.len(),
                 since.last().map_or(last.time, |run| run.time),
-                limit.remedy
             ));
         }
         let retest = runs.iter().rev().find_map(|run| Some((run, run.retest.as_ref()?)));

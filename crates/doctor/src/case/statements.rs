@@ -52,10 +52,8 @@ pub fn check(facts: &[FactHistory], examination: &Examination, time: EntryTime) 
     let mut checks = Vec::new();
     for direction in Direction::ALL {
         let Some(result) = examination.direction(direction).filter(|one| one.passed_bps() > 0) else { continue };
-        let limiter = examination
-            .limits(direction)
-            .find(|limit| matches!(limit.limit, Cause::Policer | Cause::Shaper) && limit.rate_bps.is_some());
-        let view = View { direction, result, limiter, time };
+        let limiter = limiter_of(examination, direction);
+        let view = View { direction, result, limiter, opposite: limiter_of(examination, direction.opposite()), time };
         let rates = view.of(facts, &FactKey::RateLimit);
         let explained =
             rates.iter().find(|(_, values)| view.shows(values.last())).map(|(fact, _)| fact.domain.as_str());
@@ -74,7 +72,15 @@ struct View<'a> {
     direction: Direction,
     result: &'a DirectionResult,
     limiter: Option<&'a LimitResult>,
+    /// Policer or shaper of the opposite direction.
+    opposite: Option<&'a LimitResult>,
     time: EntryTime,
+}
+
+/// Returns the policer or shaper of a direction.
+fn limiter_of(examination: &Examination, direction: Direction) -> Option<&LimitResult> {
+    let mut limits = examination.limits(direction);
+    limits.find(|limit| matches!(limit.limit, Cause::Policer | Cause::Shaper) && limit.rate_bps.is_some())
 }
 
 impl View<'_> {
@@ -86,11 +92,7 @@ impl View<'_> {
 
     /// Returns true if the limiter has the stated rate.
     fn shows(&self, stated: Option<&Stated>) -> bool {
-        let measured = self.limiter.and_then(|limiter| limiter.rate_bps);
-        match (measured, stated.map(|stated| &stated.value)) {
-            (Some(measured), Some(FactValue::Number(stated))) => is_near(measured, *stated, MET_WITHIN),
-            _ => false,
-        }
+        has_rate(self.limiter, stated)
     }
 
     fn rate(&self, fact: &FactHistory, values: &[Stated], explained: Option<&str>) -> Option<StatementCheck> {
@@ -99,6 +101,10 @@ impl View<'_> {
         let check = |agreement, words: String| {
             Some(self.check(fact, agreement, format!("{statement}; {}: {words}", self.measured())))
         };
+        // A statement that names no direction is about one at least.
+        if fact.direction.is_none() && !self.shows(Some(current)) && has_rate(self.opposite, Some(current)) {
+            return None;
+        }
         let passed = self.result.passed_bps();
         let Some(limiter) = self.limiter else {
             let FactValue::Number(stated) = current.value else {
@@ -175,6 +181,13 @@ fn says(fact: &FactHistory, stated: &Stated) -> String {
     }
 }
 
+fn has_rate(limiter: Option<&LimitResult>, stated: Option<&Stated>) -> bool {
+    match (limiter.and_then(|limiter| limiter.rate_bps), stated.map(|stated| &stated.value)) {
+        (Some(measured), Some(FactValue::Number(stated))) => is_near(measured, *stated, MET_WITHIN),
+        _ => false,
+    }
+}
+
 fn is_near(measured: u64, stated: u64, within: f64) -> bool {
     (measured as f64 / stated.max(1) as f64 - 1.0).abs() <= within
 }
@@ -247,6 +260,14 @@ mod tests {
         let limits = vec![limit_of(Cause::Policer, Some(90_000_000))];
         let found = check(std::slice::from_ref(&later), &examination("1", 80_000_000, limits), before);
         assert_eq!(found[0].agreement, Agreement::Contradicted, "{found:?}");
+        // Without a direction, the one that shows the limit answers.
+        let any = FactHistory { direction: None, values: later.values[1..].to_vec(), ..later.clone() };
+        let limits = vec![limit_of(Cause::Policer, Some(90_000_000))];
+        let found = check(&[any], &examination("1", 200_000_000, limits), EntryTime::from_unix(100 * 86_400));
+        assert_eq!(
+            found.iter().map(|one| (one.direction, one.agreement)).collect::<Vec<_>>(),
+            [(Direction::Forward, Agreement::Agrees)]
+        );
         let back = FactHistory { direction: Some(Direction::Reverse), ..later };
         let limits = vec![limit_of(Cause::Policer, Some(90_000_000))];
         let found = check(&[back], &examination("1", 80_000_000, limits), before);

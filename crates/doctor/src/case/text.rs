@@ -48,7 +48,7 @@ pub fn of_event(event: &ReportedEvent) -> Vec<String> {
 /// Returns an examination for a message: rates and verdicts.
 pub fn of_examination(examination: &Examination) -> String {
     let verdicts = crate::evidence::Direction::ALL.into_iter().filter_map(|one| examination.verdict(one));
-    format!("{}: {}", examination.rates(), verdicts.collect::<Vec<_>>().join("; "))
+    format!("{}; {}", examination.rates(), verdicts.collect::<Vec<_>>().join("; "))
 }
 
 fn head(report: &CaseReport) -> Vec<String> {

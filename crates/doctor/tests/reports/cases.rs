@@ -76,7 +76,7 @@ fn story() -> (Case, Vec<SignedBundle>) {
         }))
     };
     let opened = Event::Opened { format: FORMAT, title: "TIGO to JIVE".to_owned(), targets: vec![about().target] };
-    let entries = vec![
+    let entries = [
         entry(-1, opened),
         entry(0, Event::Examination(Box::new(runs[0].clone()))),
         fact(-1, "rate_limit=100Mbit"),
