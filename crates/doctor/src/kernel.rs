@@ -101,6 +101,30 @@ pub fn send_buffer_for(in_flight: ByteCount) -> ByteCount {
     whole(in_flight, SEND_SHARE)
 }
 
+/// Returns in words the setting of a host that follows from the shift count of its windows.
+///
+/// Source: `tcp_select_initial_window`: the shift is that of the largest buffer, for windows of 16 bits. Example: 7 is
+/// that of 4 MiB to 8 MiB.
+pub fn setting_of_scale(scale: u8) -> String {
+    let of = |shift: u8| ByteCount(1 << (15 + u32::from(shift)));
+    match scale {
+        0 => format!("below {}", of(1)),
+        SCALE_MAX.. => format!("{} or more", of(SCALE_MAX)),
+        _ => format!("{} to {}", of(scale), of(scale + 1)),
+    }
+}
+
+/// Returns the largest window that a host can announce with a shift count.
+pub fn window_of_scale(scale: u8) -> ByteCount {
+    ByteCount(WINDOW_FIELD_MAX << scale.min(SCALE_MAX))
+}
+
+/// Largest shift count of windows (RFC 7323).
+const SCALE_MAX: u8 = 14;
+
+/// Largest number of the window field of a segment (RFC 9293): the largest window without window scaling, in bytes.
+pub const WINDOW_FIELD_MAX: u64 = 65_535;
+
 /// Returns the command that sets the maximum of the receive buffer.
 pub fn receive_setting(max: ByteCount) -> String {
     format!("sysctl -w net.ipv4.tcp_rmem='4096 131072 {}'", max.0)
@@ -150,6 +174,13 @@ mod tests {
         let window = window_of(Buffers::default_of(NEW).receive_max, NEW).0;
         assert!((29_900_000..30_100_000).contains(&window), "{window}");
         assert_eq!(Buffers::default_of(OLD).receive_max, ByteCount(6 << 20));
+    }
+
+    #[test]
+    fn a_scale_tells_the_buffers_of_a_host() {
+        let words = [0, 7, 10, 14, 15].map(setting_of_scale);
+        assert_eq!(words, ["below 65.5 kB", "4.19 MB to 8.39 MB", "33.6 MB to 67.1 MB", "537 MB or more", "537 MB or more"]);
+        assert_eq!((window_of_scale(7), window_of_scale(15)), (ByteCount(8_388_480), ByteCount(65_535 << 14)));
     }
 
     #[test]

@@ -98,9 +98,6 @@ const BELOW_POLICER: f64 = 0.95;
 /// Rate of a path without a round trip, or of a limit that does not bind.
 const UNBOUNDED: BitRate = BitRate(u64::MAX);
 
-/// Largest window without window scaling, in bytes (RFC 9293), and the largest number of the header field.
-const WINDOW_FIELD_MAX: u64 = 65_535;
-
 /// Returns the verdict on a limit.
 pub fn verdict(share: Share, case: &Case<'_>) -> Verdict {
     let (basis, evidence, (remedy, predicted)) = match share.limit {
@@ -133,7 +130,7 @@ impl Case<'_> {
 
     /// Returns the largest window that the receiver can ever announce on these connections.
     fn window_ceiling(&self) -> ByteCount {
-        ByteCount(WINDOW_FIELD_MAX << self.seen.receiver_scale.min(14)).min(kernel::WINDOW_MAX)
+        kernel::window_of_scale(self.seen.receiver_scale).min(kernel::WINDOW_MAX)
     }
 
     /// Returns twice a rate of one connection for all connections, but at most the rate of the next limit, with the
@@ -182,17 +179,12 @@ impl Case<'_> {
         }
         let scale = seen.receiver_scale;
         if !self.is_receiver_here && scale > 0 {
-            let bucket = |shift: u8| ByteCount(1 << (15 + u32::from(shift.min(14))));
-            evidence.push(format!(
-                "its window scale is {scale}: the larger of tcp_rmem max and rmem_max there is {} to {}",
-                bucket(scale),
-                ByteCount(bucket(scale).0 * 2)
-            ));
+            let setting = kernel::setting_of_scale(scale);
+            evidence.push(format!("its window scale is {scale}: the larger of tcp_rmem max and rmem_max there is {setting}"));
             if scale < SCALE_OF_DEFAULT {
                 let text = format!(
                     "The buffer at {place} is below the default of Linux: the program there sets it (SO_RCVBUF). \
-                     Remove that setting, or raise it above {}.",
-                    bucket(scale)
+                     Remove that setting, or raise it."
                 );
                 return (basis, evidence, (text, None));
             }

@@ -211,6 +211,7 @@ fn sample_of(stream: &TcpStream, at: Duration) -> Option<FlowSample> {
         received: bytes(info.bytes_received),
         rtt_us: micros(info.rtt),
         rtt_min_us: time(info.min_rtt),
+        receiver_rtt_us: micros(info.rcv_rtt),
         window: segments(info.snd_cwnd),
         in_flight: segments(info.unacked),
         unsent: bytes(info.notsent),

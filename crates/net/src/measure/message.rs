@@ -195,6 +195,8 @@ pub struct FlowSample {
     pub rtt_us: u64,
     /// Smallest round-trip time, microseconds.
     pub rtt_min_us: u64,
+    /// Round-trip time as a receiver estimates it, microseconds: with the delay of queues.
+    pub receiver_rtt_us: u64,
     /// Congestion window, bytes.
     pub window: u64,
     /// Bytes in flight.

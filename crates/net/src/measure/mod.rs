@@ -11,6 +11,7 @@
 //! bytes. Refuses to judge what it observes.
 
 mod again;
+pub mod any_server;
 mod channel;
 mod client;
 mod connections;

@@ -1,7 +1,7 @@
 //! Batches of UDP packets in one system call, with the receive time of the kernel, and the error queue of a socket.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
@@ -22,6 +22,9 @@ const CONTROL_BYTES: usize = 192;
 /// Size of `struct cmsghdr`, and the alignment of what follows it.
 const CONTROL_HEADER: usize = WORD + 8;
 const WORD: usize = size_of::<usize>();
+
+/// Size of `struct sock_extended_err`.
+const ERROR_BYTES: usize = 16;
 
 /// `SO_EE_ORIGIN_LOCAL` (include/uapi/linux/errqueue.h).
 const ORIGIN_LOCAL: u8 = 1;
@@ -73,6 +76,12 @@ pub struct QueuedError {
     pub is_local: bool,
     /// Further value; the MTU for `EMSGSIZE`.
     pub info: u32,
+    /// Type and code of the ICMP message; zeros for an error of this host.
+    pub icmp: (u8, u8),
+    /// Address of the device that sent the ICMP message.
+    pub from: Option<IpAddr>,
+    /// First four bytes of the payload, if the device returned them. Devices return at least the header of UDP.
+    pub mark: Option<u32>,
 }
 
 /// Room for packets that one system call receives.
@@ -118,10 +127,16 @@ impl Inbox {
         });
         // struct sock_extended_err: errno, origin, type, code, padding, info, data.
         let (_, _, value) = found?;
+        let returned = &self.data[..(self.headers[0].msg_len as usize).min(self.room)];
+        let is_local = *value.get(4)? == ORIGIN_LOCAL;
         Some(QueuedError {
             number: i32::try_from(u32_at(value, 0)?).ok()?,
-            is_local: *value.get(4)? == ORIGIN_LOCAL,
+            is_local,
             info: u32_at(value, 8)?,
+            icmp: if is_local { (0, 0) } else { (*value.get(5)?, *value.get(6)?) },
+            // The address of the device follows.
+            from: value.get(ERROR_BYTES..).and_then(address_of).map(|address| address.ip()),
+            mark: returned.get(..4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_be_bytes),
         })
     }
 
@@ -366,6 +381,8 @@ mod tests {
         outbox.send(&from, 0..1).unwrap();
         let error = inbox.next_error(&from).unwrap();
         assert_eq!((error.number, error.is_local), (libc::ECONNREFUSED, false));
+        // ICMP "port unreachable", with the head of the packet, which is zero.
+        assert_eq!((error.icmp, error.from, error.mark), ((3, 3), Some(to.ip()), Some(0)));
         assert_eq!(inbox.next_error(&from), None);
         assert_eq!(inbox.receive(&from).unwrap(), 0, "the read of the queue takes the error of the next call");
         outbox.send(&from, 0..1).unwrap();

@@ -68,6 +68,8 @@ pub struct TcpInfo {
     pub snd_ssthresh: u32,
     /// Congestion window, in segments.
     pub snd_cwnd: u32,
+    /// Payload of a full segment, in bytes, that this end has offered to receive (MSS option of its SYN).
+    pub adv_mss: u32,
     /// Reordering that the kernel tolerates, in segments.
     pub reordering: u32,
     /// Round-trip time as the receiving side estimates it.
@@ -172,6 +174,7 @@ impl TcpInfo {
             rtt_variation: micros(72),
             snd_ssthresh: count(76),
             snd_cwnd: count(80),
+            adv_mss: count(84),
             reordering: count(88),
             rcv_rtt: micros(92),
             rcv_space: ByteCount(u64::from(count(96))),

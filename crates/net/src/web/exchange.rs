@@ -1,6 +1,7 @@
 //! One request and its answer: connections, redirects, credentials, and the meaning of each status.
 
 use std::io::Read;
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -235,6 +236,16 @@ impl Exchange {
     /// Returns the measurements of all connections together.
     pub(super) fn measured(&self) -> WebSample {
         self.measured.sample()
+    }
+
+    /// Returns the sockets of the open connections.
+    pub(super) fn sockets(&self) -> Vec<Arc<TcpStream>> {
+        self.measured.sockets()
+    }
+
+    /// Returns true if connections to other hosts end at a proxy.
+    pub(super) fn is_proxied(&self) -> bool {
+        self.is_proxied
     }
 
     /// Returns the smallest round trip to a server; zero where it is not measured: behind a proxy.

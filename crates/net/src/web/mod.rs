@@ -7,6 +7,7 @@
 
 mod certificates;
 mod exchange;
+mod fetch;
 mod file;
 mod hosts;
 mod lanes;
@@ -18,6 +19,8 @@ mod socket;
 
 pub(crate) use certificates::refusal;
 pub(crate) use exchange::{fuzz_redirect, roots, said, tls_error};
+pub(crate) use exchange::fuzz_redirect;
+pub(crate) use fetch::{FetchBody, Fetcher, Found};
 pub use options::WebOptions;
 pub(crate) use reply::fuzz as fuzz_reply;
 pub use secrets::{Secret, TokenSource};

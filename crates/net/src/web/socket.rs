@@ -21,13 +21,27 @@ use ureq::{Error, Timeout};
 /// Interval at which a connection is measured while bytes are awaited. Reason: the same as for sterna lanes.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Measurements of all connections of a copy.
+/// Measurements of all connections of a copy, and their sockets.
 #[derive(Debug, Default)]
-pub(super) struct Measured(Mutex<WebSample>);
+pub(super) struct Measured {
+    sample: Mutex<WebSample>,
+    sockets: Mutex<Vec<Weak<TcpStream>>>,
+}
 
 impl Measured {
     pub(super) fn sample(&self) -> WebSample {
-        *self.0.lock()
+        *self.sample.lock()
+    }
+
+    /// Returns the sockets of the open connections, in the order of their opening.
+    pub(super) fn sockets(&self) -> Vec<Arc<TcpStream>> {
+        self.sockets.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn add(&self, stream: &Arc<TcpStream>) {
+        let mut sockets = self.sockets.lock();
+        sockets.retain(|socket| socket.strong_count() > 0);
+        sockets.push(Arc::downgrade(stream));
     }
 }
 
@@ -53,6 +67,7 @@ impl<In: Transport> Connector<In> for WatchedConnector {
         }
         let connect_end = details.timeout.not_zero().map(|time| Instant::now() + *time);
         let stream = Arc::new(connect(details)?);
+        self.measured.add(&stream);
         (details.register_shutdown)(Arc::downgrade(&stream) as Weak<dyn ShutdownHandle>)?;
         let buffers = LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size());
         Ok(Some(Either::B(WatchedSocket {
@@ -217,7 +232,7 @@ impl Look {
         let Ok(info) = sys::tcp_info(stream) else { return };
         let window = info.rcv_wnd.unwrap_or_default();
         let waited = std::mem::take(&mut self.waited);
-        let mut sample = measured.0.lock();
+        let mut sample = measured.sample.lock();
         sample.waited += waited;
         if info.fills_window(&before, now - at) {
             sample.window_full += waited;
