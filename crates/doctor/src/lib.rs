@@ -3,7 +3,8 @@
 //! An examination ([`run`]) asks one experiment after the other: each is a decision ([`steps`]) from the [`evidence`]
 //! so far. Views put the samples of an experiment in the terms of the field: flows ([`view`]), and packet trains
 //! ([`ceiling`]); with a peer of another tool, flows of which one end is seen ([`one_end`]). The [`rules`] turn the
-//! [`facts`] of both directions into verdicts, and a [`report`] shows them. A [`case`] keeps examinations over weeks.
+//! [`facts`] of both directions into verdicts, and a [`report`] shows them. Any TCP server shows what one side can
+//! infer ([`one_side`]). A [`case`] keeps examinations over weeks.
 //!
 //! Everything but [`run`] is pure: it reads no clock and opens no socket. Also pure, and without a network: window
 //! arithmetic of kernels ([`kernel`]), response functions ([`response`]), and the [`plan`] of a path; and on one host,
@@ -18,6 +19,7 @@ pub mod facts;
 pub mod host;
 pub mod kernel;
 pub mod one_end;
+pub mod one_side;
 pub mod perfsonar;
 pub mod plan;
 pub mod report;

@@ -19,7 +19,6 @@ mod socket;
 
 pub(crate) use certificates::refusal;
 pub(crate) use exchange::{fuzz_redirect, roots, said, tls_error};
-pub(crate) use exchange::fuzz_redirect;
 pub(crate) use fetch::{FetchBody, Fetcher, Found};
 pub use options::WebOptions;
 pub(crate) use reply::fuzz as fuzz_reply;

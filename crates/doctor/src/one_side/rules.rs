@@ -1,0 +1,420 @@
+//! Rules: from the observations of one side to verdicts.
+//!
+//! Each verdict is an inference, so its confidence stays below that of an examination of both ends.
+
+use std::time::Duration;
+
+use sterna_proto::{BitRate, ByteCount};
+
+use super::download::DownloadView;
+use super::observed::Observed;
+use crate::evidence::Direction;
+use crate::kernel;
+use crate::response;
+use crate::verdict::{Cause, Verdict};
+use crate::words::{percent, time};
+
+/// Smallest ratio of the rates of several connections and one at which one connection has a limit of its own.
+const SCALES: f64 = 1.5;
+
+/// Largest ratio of them at which connections share one limit.
+const SHARES: f64 = 1.2;
+
+/// Share of the time in which a window is the limit.
+const WINDOW_LIMITS: f64 = 0.5;
+
+/// Part of segments out of order that shows losses, or packets that overtake others.
+const DISORDER: f64 = 0.0005;
+
+/// Growth in a quarter of a download with which the ramp has not ended.
+const GROWS: f64 = 1.2;
+
+/// Part of a given rate from which on it is the limit.
+const GIVEN: f64 = 0.9;
+
+/// Multiple of the round trip under load, over the smallest, that shows a queue.
+const QUEUE: f64 = 1.3;
+
+/// Unevenness below which arrivals are even.
+const EVEN: f64 = 0.1;
+
+/// Bytes that a segment can be smaller than the path without a clamp. Reason: options of TCP.
+const CLAMP_MIN: u32 = 24;
+
+/// Size above which a smaller segment is no clamp of a device. Reason: hosts of one path may have different MTUs.
+const JUMBO_MIN: u32 = 1500;
+
+/// SYN packets sent again from which on losses are trouble. Reason: fewer may be a full queue of the server.
+const LOST_SYNS: u64 = 3;
+
+/// Spare part of a buffer for a window.
+const SPARE: f64 = 1.1;
+
+/// Headers of IP and TCP, bytes.
+const HEADERS: [u32; 2] = [40, 60];
+
+/// Returns the verdicts, those that bind first, and of these the lowest rate first.
+pub(super) fn verdicts(observed: &Observed, flows: &[DownloadView]) -> Vec<Verdict> {
+    let case = Case { observed, flows, rtt_s: observed.rtt_s() };
+    let mut verdicts: Vec<Verdict> = case.options();
+    verdicts.extend(case.window_scaling());
+    verdicts.extend(case.sizes());
+    verdicts.extend(case.clamp());
+    verdicts.extend(case.modes());
+    verdicts.extend(case.lost_syns());
+    verdicts.extend(case.rates());
+    verdicts.sort_by_key(|verdict| (verdict.limits_to_bps.is_none(), verdict.limits_to_bps));
+    verdicts
+}
+
+struct Case<'a> {
+    observed: &'a Observed,
+    flows: &'a [DownloadView],
+    rtt_s: f64,
+}
+
+impl Case<'_> {
+    /// Returns the direction of the data that the user looks at: downloads come from the server.
+    fn direction(&self) -> Direction {
+        if self.flows.is_empty() { Direction::Forward } else { Direction::Reverse }
+    }
+
+    fn one(&self) -> Option<&DownloadView> {
+        self.flows.iter().find(|flow| flow.streams == 1)
+    }
+
+    /// Returns the download with the most connections, if it has several.
+    fn most(&self) -> Option<&DownloadView> {
+        self.flows.iter().filter(|flow| flow.streams > 1).max_by_key(|flow| flow.streams)
+    }
+
+    fn verdict(&self, limit: Cause, confidence: f64, evidence: Vec<String>, remedy: impl Into<String>) -> Verdict {
+        let now = self.one().map_or(0, |one| one.measured_bps);
+        Verdict {
+            limit,
+            direction: self.direction(),
+            share: 0.0,
+            confidence,
+            evidence,
+            remedy: remedy.into(),
+            predicted_bps: now,
+            limits_to_bps: None,
+            rate_bps: None,
+            burst_bytes: None,
+            packets: None,
+            modes: Vec::new(),
+        }
+    }
+
+    /// Returns the headers of a segment of this path, bytes.
+    fn headers(&self) -> u32 {
+        HEADERS[usize::from(self.observed.handshakes.server.is_some_and(|server| server.is_ipv6()))]
+    }
+
+    fn options(&self) -> Vec<Verdict> {
+        let Some(count) = self.observed.agreed() else { return Vec::new() };
+        let missing = [
+            (Cause::NoSack, count.agreed.sack, "ipv4.tcp_sack", "after a burst of losses, one loss a round trip is repaired"),
+            (
+                Cause::NoTimestamps,
+                count.agreed.timestamps,
+                "ipv4.tcp_timestamps",
+                "round trips are measured less often, and numbers may wrap at high rates",
+            ),
+        ];
+        let absent = missing.into_iter().filter(|(_, is_used, _, _)| !is_used);
+        absent
+            .map(|(cause, _, setting, effect)| {
+                let because = format!("{}: {effect}", self.without(cause.words()));
+                self.verdict(cause, 0.9, vec![because], self.place(setting))
+            })
+            .collect()
+    }
+
+    fn without(&self, option: &str) -> String {
+        let all: u64 = self.observed.handshakes.agreed.iter().map(|count| count.connections).sum();
+        format!("{option} on {} of {all} connections", self.observed.agreed().map_or(0, |count| count.connections))
+    }
+
+    /// Returns the fix of a missing option.
+    fn place(&self, setting: &str) -> String {
+        match self.observed.setting(setting)[..] {
+            [0] => format!("it is off at this host: sysctl -w net.{setting}=1"),
+            _ => format!(
+                "this host offers it, so it is off at the server (sysctl net.{setting} there), or a device on the way removes it: \
+                 one side cannot tell which; ask the operator of the server first"
+            ),
+        }
+    }
+
+    fn window_scaling(&self) -> Option<Verdict> {
+        let count = self.observed.agreed().filter(|count| !count.agreed.window_scaling)?;
+        let most = of_window(kernel::WINDOW_FIELD_MAX as f64, self.rtt_s);
+        let because = format!(
+            "{}: at most {} bytes in flight, which is {} over {}",
+            self.without(Cause::NoWindowScaling.words()),
+            kernel::WINDOW_FIELD_MAX,
+            shown(most),
+            time(self.rtt_s)
+        );
+        debug_assert!(!count.agreed.window_scaling);
+        let mut verdict =
+            self.verdict(Cause::NoWindowScaling, 0.9, vec![because], self.place("ipv4.tcp_window_scaling"));
+        verdict.limits_to_bps = Some(most as u64);
+        verdict.predicted_bps = self.most().map_or(0, |most| most.measured_bps).max(verdict.predicted_bps);
+        Some(shared(verdict))
+    }
+
+    fn sizes(&self) -> Option<Verdict> {
+        let route = self.observed.route.as_ref()?;
+        let mtu = route.mtu.as_ref()?;
+        let (passes, vanishes) = (mtu.passes?, mtu.vanishes?);
+        let place = match mtu.vanishes_after {
+            Some(0) => "before the first hop that answers".to_owned(),
+            Some(hop) => format!("after hop {hop}"),
+            None => format!("before hop {}", mtu.hop),
+        };
+        let because = format!(
+            "packets of {passes} bytes pass to hop {}, those of {vanishes} bytes vanish {place}, and no device reports it (ICMP)",
+            mtu.hop
+        );
+        let remedy = "let ICMP \"fragmentation needed\" pass, or set the MTU of the hosts to what passes; until then: sysctl -w \
+                      net.ipv4.tcp_mtu_probing=1 at both hosts";
+        // A router may also drop the packets of this test only.
+        let confidence = if route.is_reached { 0.8 } else { 0.6 };
+        Some(self.verdict(Cause::PmtuBlackHole, confidence, vec![because], remedy))
+    }
+
+    fn clamp(&self) -> Option<Verdict> {
+        let agreed = self.observed.agreed()?.agreed;
+        let link = agreed.own_mss + self.headers();
+        let mtu = self.observed.route.as_ref().and_then(|route| route.mtu.as_ref());
+        let passes = mtu.and_then(|mtu| mtu.passes).unwrap_or(link).min(link).min(JUMBO_MIN);
+        if agreed.mss + self.headers() + CLAMP_MIN > passes || agreed.path_mtu < link.min(JUMBO_MIN) {
+            return None;
+        }
+        let mut evidence = vec![format!(
+            "the server asks for segments of {} bytes, and this host for {}",
+            agreed.mss, agreed.own_mss
+        )];
+        let is_tested = mtu.is_some_and(|mtu| mtu.passes.is_some());
+        evidence.extend(
+            mtu.filter(|_| is_tested).map(|mtu| format!("packets of {passes} bytes pass to hop {}", mtu.hop)),
+        );
+        let remedy = "a device changes the segment size that the hosts agree on, or the interface of the server has a small MTU: \
+                      raise or remove the MSS clamp, or the MTU of the server";
+        let is_reached = self.observed.route.as_ref().is_some_and(|route| route.is_reached);
+        Some(self.verdict(Cause::MssClamped, if is_tested && is_reached { 0.8 } else { 0.5 }, evidence, remedy))
+    }
+
+    fn modes(&self) -> Option<Verdict> {
+        let modes = self.observed.modes();
+        let (first, last) = (modes.first()?, modes.last()?);
+        if modes.len() < 2 {
+            return None;
+        }
+        let remedy = format!(
+            "ask the operators of the path for its equal-cost routes, and of the server for its load balancer: {} of the \
+             ports take one that is {} longer",
+            percent(last.share),
+            time(last.rtt_s - first.rtt_s)
+        );
+        let words: Vec<String> = modes
+            .iter()
+            .map(|mode| format!("{} on {} of the ports", time(mode.rtt_s), percent(mode.share)))
+            .collect();
+        let mut verdict = self.verdict(Cause::RttModes, 0.8, vec![words.join(", ")], remedy);
+        verdict.modes = modes;
+        Some(verdict)
+    }
+
+    fn lost_syns(&self) -> Option<Verdict> {
+        let lost = self.observed.handshakes.lost_syns;
+        let begun = self.observed.handshakes.connections();
+        if lost < LOST_SYNS {
+            return None;
+        }
+        let part = lost as f64 / (begun + lost).max(1) as f64;
+        let because = format!(
+            "{lost} SYN packets of {begun} connections were sent again ({}): lost on the way there or back, or dropped by \
+             a server with a full queue",
+            percent(part)
+        );
+        let remedy = "measure the loss with both ends: an agent at the server's site, or a reflector (stamp://HOST)";
+        let mut verdict = self.verdict(Cause::RandomLoss, 0.4, vec![because], remedy);
+        verdict.packets = Some(part);
+        Some(verdict)
+    }
+
+    /// Returns the verdict on the rates of the downloads.
+    fn rates(&self) -> Option<Verdict> {
+        let one = self.one().filter(|one| one.measured_bps > 0)?;
+        let given = self.observed.rate_max_bps as f64;
+        if one.measured_bps as f64 >= given * GIVEN {
+            let because = format!("one connection has {} of the {} of --max-rate", rate(one), shown(given));
+            let verdict = self.verdict(Cause::RateCap, 0.95, vec![because], "raise --max-rate to see the next limit");
+            return Some(self.binds(verdict, one.measured_bps as f64));
+        }
+        if self.observed.agreed().is_some_and(|count| !count.agreed.window_scaling) {
+            return None;
+        }
+        let most = self.most();
+        let gain = most.map(|most| most.measured_bps as f64 / one.measured_bps as f64);
+        Some(match gain {
+            _ if one.window_share >= WINDOW_LIMITS && gain.is_none_or(|gain| gain > SHARES) => self.own_window(one),
+            Some(gain) if gain >= SCALES => self.of_one_connection(one, gain),
+            Some(gain) if gain <= SHARES => self.of_all(one, gain),
+            _ => self.undecided(one, gain),
+        })
+    }
+
+    fn binds(&self, mut verdict: Verdict, reachable: f64) -> Verdict {
+        verdict.limits_to_bps = self.one().map(|one| one.measured_bps);
+        verdict.predicted_bps = reachable as u64;
+        shared(verdict)
+    }
+
+    /// Returns the sentence on the rates by number of connections.
+    fn ratios(&self) -> String {
+        let all: Vec<String> = self
+            .flows
+            .iter()
+            .map(|flow| format!("{} over {} connection{}", rate(flow), flow.streams, if flow.streams == 1 { "" } else { "s" }))
+            .collect();
+        all.join(", ")
+    }
+
+    fn own_window(&self, one: &DownloadView) -> Verdict {
+        let window = ByteCount(one.window_bytes);
+        let reachable = self.most().map_or(one.measured_bps * 2, |most| most.measured_bps);
+        let needed = reachable as f64 / 8.0 * one.rtt_s;
+        let buffer = kernel::buffer_for(ByteCount((needed * SPARE) as u64), self.observed.kernel());
+        let mut evidence = vec![format!(
+            "in {} of the time a whole window of this host ({window}) arrived in each round trip of {}, which is {}",
+            percent(one.window_share),
+            time(one.rtt_s),
+            shown(of_window(window.0 as f64, one.rtt_s))
+        )];
+        evidence.push(self.ratios());
+        let most = self.observed.setting("ipv4.tcp_rmem").get(2).copied();
+        if one.growth > GROWS || most.is_some_and(|most| one.receive_buffer < most / 10 * 9) {
+            evidence.push(format!(
+                "the window still grows, up to net.ipv4.tcp_rmem: longer transfers get more (buffer {} now)",
+                ByteCount(one.receive_buffer)
+            ));
+            let text = "a window that is ready at the start needs a larger middle value of net.ipv4.tcp_rmem at this host";
+            return self.binds(self.verdict(Cause::SlowRamp, 0.6, evidence, text), reachable as f64);
+        }
+        let remedy = format!(
+            "at this host: {} (a window of {} for {} over {}); until then, several connections",
+            kernel::receive_setting(buffer.min(kernel::BUFFER_MAX)),
+            ByteCount(needed as u64),
+            shown(reachable as f64),
+            time(one.rtt_s)
+        );
+        let confidence = if self.most().is_some() { 0.85 } else { 0.7 };
+        self.binds(self.verdict(Cause::ReceiveBuffer, confidence, evidence, remedy), reachable as f64)
+    }
+
+    /// Returns the verdict where connections have a limit each.
+    fn of_one_connection(&self, one: &DownloadView, gain: f64) -> Verdict {
+        let reachable = self.most().map_or(0.0, |most| most.measured_bps as f64);
+        let mut evidence = vec![format!(
+            "{}: {gain:.1} times as much, so the limit is of each connection and not of the path",
+            self.ratios()
+        )];
+        evidence.push(format!(
+            "the window of this host is not the limit: {} allow {}",
+            ByteCount(one.window_bytes),
+            shown(of_window(one.window_bytes as f64, one.rtt_s))
+        ));
+        if one.growth > GROWS {
+            evidence.push(format!("the rate still grows: {:.1} times in a quarter of the time", one.growth));
+            let text = "transfers of small files end before they are fast: use connections again, or several at once";
+            return self.binds(self.verdict(Cause::SlowRamp, 0.5, evidence, text), reachable);
+        }
+        if one.out_of_order > DISORDER {
+            evidence.push(format!(
+                "{} of the segments arrived out of order: after a loss, or overtaken on the way",
+                percent(one.out_of_order)
+            ));
+            let text = "several connections, or another congestion control at the server (bbr); with an agent at the site of the server, \
+                        sterna doctor tells loss from reordering";
+            let mut verdict = self.verdict(Cause::RandomLoss, 0.5, evidence, text);
+            verdict.packets = Some(one.out_of_order);
+            return self.binds(verdict, reachable);
+        }
+        let in_flight = one.each_bps() / 8.0 * one.rtt_s;
+        let is_even = if one.unevenness < EVEN { "evenly" } else { "unevenly" };
+        evidence.push(format!(
+            "nothing arrived out of order, and data came {is_even}: {} in each round trip; the send buffer of the server, \
+             or a cap of each connection there, would do this",
+            ByteCount(in_flight as u64)
+        ));
+        let remedy = format!(
+            "ask the operator of the server for a larger send buffer: {} (twice the data of {} over {}), or for its cap of a connection; \
+             until then, several connections",
+            kernel::send_setting(kernel::send_buffer_for(ByteCount((reachable / 4.0 * one.rtt_s) as u64)).min(kernel::BUFFER_MAX)),
+            shown(reachable),
+            time(one.rtt_s)
+        );
+        self.binds(self.verdict(Cause::SendBuffer, 0.5, evidence, remedy), reachable)
+    }
+
+    /// Returns the verdict where all connections share a limit.
+    fn of_all(&self, one: &DownloadView, gain: f64) -> Verdict {
+        let mut evidence =
+            vec![format!("{}: {gain:.1} times as much, so connections share a limit", self.ratios())];
+        let has_queue = one.loaded_rtt_s > one.rtt_s * QUEUE && one.rtt_s > 0.0;
+        if has_queue {
+            evidence.push(format!(
+                "a queue stands on the way: {} under load, {} without",
+                time(one.loaded_rtt_s),
+                time(one.rtt_s)
+            ));
+        }
+        let text = if has_queue { "the path is full: more connections gain nothing" } else {
+            "the path, or the server as a whole, carries no more; more connections gain nothing"
+        };
+        let verdict = self.verdict(Cause::Clean, if has_queue { 0.8 } else { 0.6 }, evidence, text);
+        self.binds(verdict, one.measured_bps as f64)
+    }
+
+    fn undecided(&self, one: &DownloadView, gain: Option<f64>) -> Verdict {
+        let why = match gain {
+            Some(gain) => format!("{}: {gain:.1} times as much decides nothing", self.ratios()),
+            None => format!("{}, without a comparison", self.ratios()),
+        };
+        let window = format!(
+            "the window of this host ({}) is not the limit: it allows {}",
+            ByteCount(one.window_bytes),
+            shown(of_window(one.window_bytes as f64, one.rtt_s))
+        );
+        let text = "run the examination again with a longer --time, or with an agent at the other end (sterna://HOST)";
+        let verdict = self.verdict(Cause::Congestion, 0.3, vec![why, window], text);
+        let reachable = self.most().map_or(one.measured_bps, |most| most.measured_bps.max(one.measured_bps));
+        self.binds(verdict, reachable as f64)
+    }
+}
+
+/// Sets the part of the reachable rate that a limit takes.
+fn shared(mut verdict: Verdict) -> Verdict {
+    let limit = verdict.limits_to_bps.unwrap_or(0) as f64;
+    let reachable = verdict.predicted_bps as f64;
+    verdict.share = if reachable > limit && reachable > 0.0 { 1.0 - limit / reachable } else { 0.0 };
+    verdict
+}
+
+/// Returns the rate that a window gives, bit/s; infinite without a round trip.
+fn of_window(window: f64, rtt_s: f64) -> f64 {
+    let rtt = Duration::try_from_secs_f64(rtt_s).unwrap_or_default();
+    if rtt.is_zero() { f64::INFINITY } else { response::of_window(ByteCount(window as u64), rtt) }
+}
+
+fn rate(flow: &DownloadView) -> String {
+    BitRate(flow.measured_bps).to_string()
+}
+
+fn shown(bps: f64) -> String {
+    if bps.is_finite() { BitRate(bps as u64).to_string() } else { "any rate".to_owned() }
+}
