@@ -179,7 +179,10 @@ mod tests {
     #[test]
     fn a_scale_tells_the_buffers_of_a_host() {
         let words = [0, 7, 10, 14, 15].map(setting_of_scale);
-        assert_eq!(words, ["below 65.5 kB", "4.19 MB to 8.39 MB", "33.6 MB to 67.1 MB", "537 MB or more", "537 MB or more"]);
+        assert_eq!(
+            words,
+            ["below 65.5 kB", "4.19 MB to 8.39 MB", "33.6 MB to 67.1 MB", "537 MB or more", "537 MB or more"]
+        );
         assert_eq!((window_of_scale(7), window_of_scale(15)), (ByteCount(8_388_480), ByteCount(65_535 << 14)));
     }
 

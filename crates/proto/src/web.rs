@@ -136,6 +136,11 @@ impl WebLocation {
         self.url.host_str().unwrap_or_default().trim_matches(['[', ']'])
     }
 
+    /// Returns the port: the one in the URL, or that of the scheme.
+    pub fn port(&self) -> u16 {
+        self.url.port_or_known_default().unwrap_or(443)
+    }
+
     /// Returns true if the server runs on this host: it has a loopback address, or the name `localhost` (RFC 6761,
     /// section 6.3).
     pub fn is_this_host(&self) -> bool {
@@ -219,6 +224,13 @@ mod tests {
             assert_eq!(read.name().unwrap().as_bytes(), name, "{text}");
             assert_eq!(web(read.url()), read);
         }
+    }
+
+    #[test]
+    fn a_port_is_that_of_the_url_or_of_its_scheme() {
+        let ports =
+            ["https://h/f", "http://h/f", "http://h:8080/f", "https://[::1]:443/f"].map(|text| web(text).port());
+        assert_eq!(ports, [443, 80, 8080, 443]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod examine;
 mod host;
 mod iperf3;
 mod ndt7;
+mod one_side;
 mod own_kernel;
 mod perfsonar;
 mod stamp;
@@ -34,6 +35,8 @@ pub fn run(flags: &DoctorFlags) -> Result<u8, Error> {
             Some(tools::Tool::Iperf3(server)) => iperf3::run(&server, &flags.examine),
             Some(tools::Tool::Stamp(reflector)) => stamp::run(&reflector, &flags.examine),
             Some(tools::Tool::Ndt7(server, security)) => ndt7::run(&server, security, &flags.examine),
+            Some(tools::Tool::Server(server)) => one_side::of_server(&server, &flags.examine),
+            Some(tools::Tool::File(file)) => one_side::of_file(&file, &flags.examine),
             None => examine::run(&flags.examine),
         },
     }

@@ -146,17 +146,15 @@ fn window_share(near: &FlowReport, from: u64, end: u64) -> f64 {
         let window = stream.samples.get(next).or(stream.samples.last()).map_or(0, |sample| sample.own_window);
         window > 0 && arrived / every as f64 * rtt as f64 > window as f64 * FULL
     };
-    let full: Vec<bool> =
-        starts.flat_map(|at| near.streams.iter().map(move |stream| is_full(stream, at))).collect();
+    let full: Vec<bool> = starts.flat_map(|at| near.streams.iter().map(move |stream| is_full(stream, at))).collect();
     full.iter().filter(|is_full| **is_full).count() as f64 / full.len().max(1) as f64
 }
 
 /// Returns the deviation of the rate from its mean, as part of the mean.
 fn unevenness(near: &FlowReport, from: u64, end: u64) -> f64 {
     let count = end.saturating_sub(from) / EVERY_US;
-    let rates: Vec<f64> = (0..count)
-        .map(|index| rate(near, from + index * EVERY_US, from + (index + 1) * EVERY_US))
-        .collect();
+    let rates: Vec<f64> =
+        (0..count).map(|index| rate(near, from + index * EVERY_US, from + (index + 1) * EVERY_US)).collect();
     let mean = rates.iter().sum::<f64>() / rates.len().max(1) as f64;
     let square = rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len().max(1) as f64;
     square.sqrt() / mean.max(1.0)

@@ -114,7 +114,12 @@ impl Case<'_> {
     fn options(&self) -> Vec<Verdict> {
         let Some(count) = self.observed.agreed() else { return Vec::new() };
         let missing = [
-            (Cause::NoSack, count.agreed.sack, "ipv4.tcp_sack", "after a burst of losses, one loss a round trip is repaired"),
+            (
+                Cause::NoSack,
+                count.agreed.sack,
+                "ipv4.tcp_sack",
+                "after a burst of losses, one loss a round trip is repaired",
+            ),
             (
                 Cause::NoTimestamps,
                 count.agreed.timestamps,
@@ -148,7 +153,7 @@ impl Case<'_> {
     }
 
     fn window_scaling(&self) -> Option<Verdict> {
-        let count = self.observed.agreed().filter(|count| !count.agreed.window_scaling)?;
+        self.observed.agreed().filter(|count| !count.agreed.window_scaling)?;
         let most = of_window(kernel::WINDOW_FIELD_MAX as f64, self.rtt_s);
         let because = format!(
             "{}: at most {} bytes in flight, which is {} over {}",
@@ -157,7 +162,6 @@ impl Case<'_> {
             shown(most),
             time(self.rtt_s)
         );
-        debug_assert!(!count.agreed.window_scaling);
         let mut verdict =
             self.verdict(Cause::NoWindowScaling, 0.9, vec![because], self.place("ipv4.tcp_window_scaling"));
         verdict.limits_to_bps = Some(most as u64);
@@ -193,14 +197,11 @@ impl Case<'_> {
         if agreed.mss + self.headers() + CLAMP_MIN > passes || agreed.path_mtu < link.min(JUMBO_MIN) {
             return None;
         }
-        let mut evidence = vec![format!(
-            "the server asks for segments of {} bytes, and this host for {}",
-            agreed.mss, agreed.own_mss
-        )];
+        let mut evidence =
+            vec![format!("the server asks for segments of {} bytes, and this host for {}", agreed.mss, agreed.own_mss)];
         let is_tested = mtu.is_some_and(|mtu| mtu.passes.is_some());
-        evidence.extend(
-            mtu.filter(|_| is_tested).map(|mtu| format!("packets of {passes} bytes pass to hop {}", mtu.hop)),
-        );
+        evidence
+            .extend(mtu.filter(|_| is_tested).map(|mtu| format!("packets of {passes} bytes pass to hop {}", mtu.hop)));
         let remedy = "a device changes the segment size that the hosts agree on, or the interface of the server has a small MTU: \
                       raise or remove the MSS clamp, or the MTU of the server";
         let is_reached = self.observed.route.as_ref().is_some_and(|route| route.is_reached);
@@ -219,10 +220,8 @@ impl Case<'_> {
             percent(last.share),
             time(last.rtt_s - first.rtt_s)
         );
-        let words: Vec<String> = modes
-            .iter()
-            .map(|mode| format!("{} on {} of the ports", time(mode.rtt_s), percent(mode.share)))
-            .collect();
+        let words: Vec<String> =
+            modes.iter().map(|mode| format!("{} on {} of the ports", time(mode.rtt_s), percent(mode.share))).collect();
         let mut verdict = self.verdict(Cause::RttModes, 0.8, vec![words.join(", ")], remedy);
         verdict.modes = modes;
         Some(verdict)
@@ -260,12 +259,16 @@ impl Case<'_> {
         }
         let most = self.most();
         let gain = most.map(|most| most.measured_bps as f64 / one.measured_bps as f64);
-        Some(match gain {
-            _ if one.window_share >= WINDOW_LIMITS && gain.is_none_or(|gain| gain > SHARES) => self.own_window(one),
-            Some(gain) if gain >= SCALES => self.of_one_connection(one, gain),
-            Some(gain) if gain <= SHARES => self.of_all(one, gain),
-            _ => self.undecided(one, gain),
-        })
+        match gain {
+            _ if one.window_share >= WINDOW_LIMITS && gain.is_none_or(|gain| gain > SHARES) => {
+                Some(self.own_window(one))
+            }
+            Some(gain) if gain >= SCALES => Some(self.of_one_connection(one, gain)),
+            Some(gain) if gain <= SHARES => Some(self.of_all(one, gain)),
+            Some(gain) => Some(self.between(one, gain)),
+            // Nothing to compare with.
+            None => None,
+        }
     }
 
     fn binds(&self, mut verdict: Verdict, reachable: f64) -> Verdict {
@@ -279,7 +282,9 @@ impl Case<'_> {
         let all: Vec<String> = self
             .flows
             .iter()
-            .map(|flow| format!("{} over {} connection{}", rate(flow), flow.streams, if flow.streams == 1 { "" } else { "s" }))
+            .map(|flow| {
+                format!("{} over {} connection{}", rate(flow), flow.streams, if flow.streams == 1 { "" } else { "s" })
+            })
             .collect();
         all.join(", ")
     }
@@ -302,7 +307,8 @@ impl Case<'_> {
                 "the window still grows, up to net.ipv4.tcp_rmem: longer transfers get more (buffer {} now)",
                 ByteCount(one.receive_buffer)
             ));
-            let text = "a window that is ready at the start needs a larger middle value of net.ipv4.tcp_rmem at this host";
+            let text =
+                "a window that is ready at the start needs a larger middle value of net.ipv4.tcp_rmem at this host";
             return self.binds(self.verdict(Cause::SlowRamp, 0.6, evidence, text), reachable as f64);
         }
         let remedy = format!(
@@ -354,7 +360,9 @@ impl Case<'_> {
         let remedy = format!(
             "ask the operator of the server for a larger send buffer: {} (twice the data of {} over {}), or for its cap of a connection; \
              until then, several connections",
-            kernel::send_setting(kernel::send_buffer_for(ByteCount((reachable / 4.0 * one.rtt_s) as u64)).min(kernel::BUFFER_MAX)),
+            kernel::send_setting(
+                kernel::send_buffer_for(ByteCount((reachable / 4.0 * one.rtt_s) as u64)).min(kernel::BUFFER_MAX)
+            ),
             shown(reachable),
             time(one.rtt_s)
         );
@@ -363,8 +371,7 @@ impl Case<'_> {
 
     /// Returns the verdict where all connections share a limit.
     fn of_all(&self, one: &DownloadView, gain: f64) -> Verdict {
-        let mut evidence =
-            vec![format!("{}: {gain:.1} times as much, so connections share a limit", self.ratios())];
+        let mut evidence = vec![format!("{}: {gain:.1} times as much, so connections share a limit", self.ratios())];
         let has_queue = one.loaded_rtt_s > one.rtt_s * QUEUE && one.rtt_s > 0.0;
         if has_queue {
             evidence.push(format!(
@@ -373,26 +380,27 @@ impl Case<'_> {
                 time(one.rtt_s)
             ));
         }
-        let text = if has_queue { "the path is full: more connections gain nothing" } else {
+        let text = if has_queue {
+            "the path is full: more connections gain nothing"
+        } else {
             "the path, or the server as a whole, carries no more; more connections gain nothing"
         };
         let verdict = self.verdict(Cause::Clean, if has_queue { 0.8 } else { 0.6 }, evidence, text);
         self.binds(verdict, one.measured_bps as f64)
     }
 
-    fn undecided(&self, one: &DownloadView, gain: Option<f64>) -> Verdict {
-        let why = match gain {
-            Some(gain) => format!("{}: {gain:.1} times as much decides nothing", self.ratios()),
-            None => format!("{}, without a comparison", self.ratios()),
-        };
+    /// Returns the verdict where several connections have a little more: they yield less to others.
+    fn between(&self, one: &DownloadView, gain: f64) -> Verdict {
+        let why = format!("{}: {gain:.1} times as much", self.ratios());
         let window = format!(
             "the window of this host ({}) is not the limit: it allows {}",
             ByteCount(one.window_bytes),
             shown(of_window(one.window_bytes as f64, one.rtt_s))
         );
-        let text = "run the examination again with a longer --time, or with an agent at the other end (sterna://HOST)";
+        let text = "several connections take more of a path that others fill, or they fill a short queue better: examine it with an \
+                    agent at the other end (sterna://HOST), at another time of the day too";
         let verdict = self.verdict(Cause::Congestion, 0.3, vec![why, window], text);
-        let reachable = self.most().map_or(one.measured_bps, |most| most.measured_bps.max(one.measured_bps));
+        let reachable = self.most().map_or(one.measured_bps, |most| most.measured_bps);
         self.binds(verdict, reachable as f64)
     }
 }
@@ -417,4 +425,121 @@ fn rate(flow: &DownloadView) -> String {
 
 fn shown(bps: f64) -> String {
     if bps.is_finite() { BitRate(bps as u64).to_string() } else { "any rate".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_net::measure::EchoPort;
+    use sterna_net::measure::any_server::{Agreed, AgreedCount, HandshakeReport, MtuReport, RouteReport};
+
+    use super::*;
+
+    const AGREED: Agreed = Agreed {
+        sack: true,
+        timestamps: true,
+        window_scaling: true,
+        server_scale: 7,
+        own_scale: 10,
+        mss: 1460,
+        own_mss: 1460,
+        path_mtu: 1500,
+    };
+
+    /// Returns the observations of a path of 100 ms to a server.
+    fn observed(agreed: Agreed) -> Observed {
+        let port =
+            |number| EchoPort { port: number, sent: 3, returned: 3, rtt_us: vec![100_000; 3], ..EchoPort::default() };
+        let handshakes = HandshakeReport {
+            server: Some(([192, 0, 2, 1], 443).into()),
+            ports: (1..=10).map(port).collect(),
+            agreed: vec![AgreedCount { agreed, connections: 30 }],
+            ..HandshakeReport::default()
+        };
+        let mut observed = Observed { handshakes, rate_max_bps: 10_000_000_000, ..Observed::default() };
+        "6.18.0".clone_into(&mut observed.host.kernel);
+        observed.host.settings.insert("ipv4.tcp_rmem".to_owned(), "4096 131072 6291456".to_owned());
+        observed
+    }
+
+    /// Returns downloads with 1, 2 and 4 connections, of which the first has these properties.
+    fn flows(one: &DownloadView, megabits: [u64; 3]) -> Vec<DownloadView> {
+        let flow = |(streams, megabits): (u32, u64)| DownloadView {
+            streams,
+            measured_bps: megabits * 1_000_000,
+            rtt_s: 0.1,
+            growth: 1.0,
+            ..one.clone()
+        };
+        [1, 2, 4].into_iter().zip(megabits).map(flow).collect()
+    }
+
+    fn limits(observed: &Observed, flows: &[DownloadView]) -> Vec<Cause> {
+        verdicts(observed, flows).iter().map(|verdict| verdict.limit).collect()
+    }
+
+    #[test]
+    fn a_clean_server_has_no_verdict_and_missing_options_have_theirs() {
+        assert_eq!(limits(&observed(AGREED), &[]), []);
+        let none = Agreed { sack: false, timestamps: false, window_scaling: false, ..AGREED };
+        let found = verdicts(&observed(none), &[]);
+        let causes: Vec<Cause> = found.iter().map(|verdict| verdict.limit).collect();
+        assert_eq!(causes, [Cause::NoWindowScaling, Cause::NoSack, Cause::NoTimestamps]);
+        // 65535 bytes in 100 ms.
+        assert_eq!(found[0].limits_to_bps, Some(5_242_800));
+        assert!(found[1].remedy.contains("one side cannot tell which"), "{found:?}");
+        let mut off = observed(none);
+        off.host.settings.insert("ipv4.tcp_sack".to_owned(), "0".to_owned());
+        assert_eq!(verdicts(&off, &[])[1].remedy, "it is off at this host: sysctl -w net.ipv4.tcp_sack=1");
+    }
+
+    #[test]
+    fn sizes_and_ports_have_verdicts() {
+        let mut path = observed(AGREED);
+        let mtu =
+            MtuReport { hop: 6, passes: Some(1400), vanishes: Some(1408), vanishes_after: Some(3), reports: vec![] };
+        path.route = Some(RouteReport { mtu: Some(mtu), is_reached: true, ..RouteReport::default() });
+        let hole = &verdicts(&path, &[])[0];
+        assert!(hole.limit == Cause::PmtuBlackHole && hole.evidence[0].contains("vanish after hop 3"), "{hole:?}");
+        assert_eq!(limits(&observed(Agreed { mss: 1160, ..AGREED }), &[]), [Cause::MssClamped]);
+        // A smaller path MTU that a router reported is no clamp.
+        assert_eq!(limits(&observed(Agreed { mss: 1360, path_mtu: 1400, ..AGREED }), &[]), []);
+        let mut long = observed(AGREED);
+        long.handshakes.ports[3].rtt_us = vec![140_000; 3];
+        let modes = &verdicts(&long, &[])[0];
+        assert_eq!((modes.limit, modes.modes.len(), &modes.modes[1].ports[..]), (Cause::RttModes, 2, &[4][..]));
+        let mut lossy = observed(AGREED);
+        lossy.handshakes.lost_syns = 3;
+        assert_eq!(limits(&lossy, &[]), [Cause::RandomLoss]);
+    }
+
+    #[test]
+    fn rates_of_several_connections_tell_the_limit_of_one() {
+        let path = observed(AGREED);
+        let full = DownloadView {
+            window_share: 1.0,
+            window_bytes: 5_600_000,
+            receive_buffer: 6_291_456,
+            ..DownloadView::default()
+        };
+        let own = &verdicts(&path, &flows(&full, [448, 890, 1700]))[0];
+        assert_eq!(
+            (own.limit, own.direction, own.predicted_bps),
+            (Cause::ReceiveBuffer, Direction::Reverse, 1_700_000_000)
+        );
+        // 1.7 Gbit/s over 100 ms are 21.25 MB of window, and 10 % more in a buffer of which 0.895 is window.
+        assert!(own.remedy.contains("tcp_rmem='4096 131072 26117"), "{}", own.remedy);
+        assert!((own.share - (1.0 - 448.0 / 1700.0)).abs() < 1e-9, "{own:?}");
+        let growing = DownloadView { receive_buffer: 1_000_000, ..full };
+        assert_eq!(limits(&path, &flows(&growing, [100, 200, 400])), [Cause::SlowRamp]);
+        let open = DownloadView { window_bytes: 30_000_000, ..DownloadView::default() };
+        assert_eq!(limits(&path, &flows(&open, [100, 200, 400])), [Cause::SendBuffer]);
+        let lossy = DownloadView { out_of_order: 0.01, ..open.clone() };
+        assert_eq!(limits(&path, &flows(&lossy, [100, 200, 400])), [Cause::RandomLoss]);
+        assert_eq!(limits(&path, &flows(&open, [100, 101, 102])), [Cause::Clean]);
+        assert_eq!(limits(&path, &flows(&open, [100, 110, 130])), [Cause::Congestion]);
+        let capped = Observed { rate_max_bps: 100_000_000, ..observed(AGREED) };
+        assert_eq!(limits(&capped, &flows(&open, [99, 99, 99])), [Cause::RateCap]);
+        // One download only, as the server refuses more.
+        assert_eq!(limits(&path, &flows(&open, [100, 0, 0])[..1]), []);
+    }
 }

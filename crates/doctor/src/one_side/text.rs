@@ -112,7 +112,11 @@ fn path(report: &OneSideReport) -> Vec<String> {
     }
     if !path.silent_ports.is_empty() {
         let ports: Vec<String> = path.silent_ports.iter().take(PORTS_SHOWN).map(u16::to_string).collect();
-        lines.push(format!("  {:<13} never from source ports {}: one of several routes may be broken", "answers", ports.join(", ")));
+        lines.push(format!(
+            "  {:<13} never from source ports {}: one of several routes may be broken",
+            "answers",
+            ports.join(", ")
+        ));
     }
     lines.push(format!("  {:<13} {}", "hops", hops(report)));
     lines.extend(path.mtu.as_ref().map(|mtu| format!("  {:<13} {}", "packets", sizes(mtu))));
@@ -122,7 +126,10 @@ fn path(report: &OneSideReport) -> Vec<String> {
         lines.push(format!("  {:<13} the server sends no ranges: every connection gets the whole file", "file"));
     }
     if report.is_proxied {
-        lines.push(format!("  {:<13} downloads go through a proxy of the environment: their rates are of its path", "proxy"));
+        lines.push(format!(
+            "  {:<13} downloads go through a proxy of the environment: their rates are of its path",
+            "proxy"
+        ));
     }
     lines
 }

@@ -180,7 +180,9 @@ impl Case<'_> {
         let scale = seen.receiver_scale;
         if !self.is_receiver_here && scale > 0 {
             let setting = kernel::setting_of_scale(scale);
-            evidence.push(format!("its window scale is {scale}: the larger of tcp_rmem max and rmem_max there is {setting}"));
+            evidence.push(format!(
+                "its window scale is {scale}: the larger of tcp_rmem max and rmem_max there is {setting}"
+            ));
             if scale < SCALE_OF_DEFAULT {
                 let text = format!(
                     "The buffer at {place} is below the default of Linux: the program there sets it (SO_RCVBUF). \

@@ -63,12 +63,8 @@ impl Fetcher {
         let ask = Ask { named: &self.at, at: &self.at, range: Some((0, Some(1))), version: None, lane: None };
         let answer = self.exchange.get(&ask).map_err(|fault: Fault| fault.error)?;
         let takes_ranges = answer.reply.status == 206;
-        let found = Found {
-            at: answer.at,
-            size: answer.reply.size,
-            takes_ranges,
-            is_proxied: self.exchange.is_proxied(),
-        };
+        let found =
+            Found { at: answer.at, size: answer.reply.size, takes_ranges, is_proxied: self.exchange.is_proxied() };
         if takes_ranges {
             answer.body.read_past();
         }

@@ -93,7 +93,11 @@ fn target(flags: &ExamineFlags) -> Result<RemoteLocation, Error> {
     match Location::parse(&given)? {
         Location::Remote(remote) => Ok(remote),
         _ => {
-            let text = format!("{} is no agent: give sterna://HOST, iperf3://HOST or ndt7://HOST", given.display());
+            let text = format!(
+                "{} is no agent: give sterna://HOST, iperf3://HOST or ndt7://HOST; or for one side only, HOST:PORT of a TCP \
+                 server with the port as a number, or the URL of a file",
+                given.display()
+            );
             Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text))
         }
     }

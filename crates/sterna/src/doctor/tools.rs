@@ -11,6 +11,7 @@ use sterna_proto::limit::LimitTimes;
 use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::quantity::readable_time;
+use sterna_proto::web::WebLocation;
 use sterna_proto::{BitRate, Error, ErrorKind, Phase, Scope};
 
 use crate::flags::{ExamineFlags, ToolDirection};
@@ -27,6 +28,10 @@ pub enum Tool {
     Stamp(HostPort),
     /// A server of NDT7.
     Ndt7(HostPort, Ndt7Security),
+    /// Any TCP server.
+    Server(HostPort),
+    /// A file on a web server.
+    File(WebLocation),
 }
 
 /// Returns the tool that a location names; `None`: it is another location.
@@ -54,6 +59,15 @@ pub fn tool_of(flags: &ExamineFlags) -> Result<Option<Tool>, Error> {
             Some(Tool::Ndt7(host(NDT7_PORT)?, security))
         }
         "ndt7+ws" => Some(Tool::Ndt7(host(NDT7_CLEAR_PORT)?, Ndt7Security::Clear)),
+        "" if is_server(&given.to_string_lossy()) => {
+            one_side_flags(flags)?;
+            let server = HostPort::parse(&given.to_string_lossy(), HTTPS_PORT);
+            Some(Tool::Server(server.map_err(|why| usage(format!("{}: {why}", given.display())))?))
+        }
+        _ if WebLocation::is_meant(given.as_encoded_bytes()) => {
+            one_side_flags(flags)?;
+            Some(Tool::File(WebLocation::parse(&given.to_string_lossy())?))
+        }
         _ if flags.streams.is_some() || flags.direction.is_some() || flags.udp.is_some() => {
             let text = "--streams, --direction and --udp are for iperf3://HOST and ndt7://HOST; an examination of the path to an agent \
                         decides them itself";
@@ -61,6 +75,31 @@ pub fn tool_of(flags: &ExamineFlags) -> Result<Option<Tool>, Error> {
         }
         _ => None,
     })
+}
+
+/// Port of a target that names none; [`is_server`] wants one.
+const HTTPS_PORT: u16 = 443;
+
+/// Returns true if a target without a scheme is a host and a port. A local path has a slash, or no colon; no location of
+/// Sterna is `HOST:PATH`.
+fn is_server(target: &str) -> bool {
+    let (host, port) = target.rsplit_once(':').unwrap_or_default();
+    !target.contains('/') && !host.is_empty() && (port.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Checks the flags of an examination from one side. Errors: `Usage`: a flag that needs another program at the other end.
+fn one_side_flags(flags: &ExamineFlags) -> Result<(), Error> {
+    let of_agents = flags.bundle.is_some() || flags.files.html.is_some() || flags.files.svg.is_some();
+    if of_agents || flags.disk.is_some() || flags.trust.is_some() {
+        let text = "--bundle, --html, --svg, --disk and --trust need an agent at the other end: sterna://HOST";
+        return Err(usage(text.to_owned()));
+    }
+    if flags.streams.is_some() || flags.direction.is_some() || flags.udp.is_some() {
+        let text = "--streams, --direction and --udp are for iperf3://HOST and ndt7://HOST; an examination from one side decides \
+                    them itself";
+        return Err(usage(text.to_owned()));
+    }
+    Ok(())
 }
 
 /// Returns the directions of the tests, in order.

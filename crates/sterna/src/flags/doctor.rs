@@ -34,6 +34,8 @@ Examples:
   sterna doctor ndt7://ndt.example.org                 # a server of NDT7
   sterna doctor stamp://router.example.org             # delay and loss (RFC 8762)
   sterna doctor perfsonar run rtt --source ps1.example.org --dest ps2.example.org
+  sterna doctor www.example.org:443                    # one side: any TCP server
+  sterna doctor https://data.example.org/big.iso       # one side: and downloads of a file
   sterna doctor --watch                                # connections of this host
   sterna doctor host                                   # settings of this host
   sterna doctor plan --rate 10Gbit --rtt 148ms         # arithmetic, without a network
@@ -84,7 +86,8 @@ pub struct DoctorFlags {
 pub struct ExamineFlags {
     /// Agent at the other end of the path, as sterna://HOST or sterna://HOST:PORT; or a server of iperf3 or NDT7, as
     /// iperf3://HOST, ndt7://HOST, or ndt7+ws://HOST without TLS; or a reflector of STAMP or TWAMP Light, as
-    /// stamp://HOST
+    /// stamp://HOST; or, seen from one side, any TCP server as HOST:PORT, or a file as https://HOST/FILE. A server gets
+    /// at most 130 connections, ten a second, each closed after its handshake
     #[arg(value_name = "TARGET", required = true)]
     pub target: Option<OsString>,
     /// Flags of the measurement.

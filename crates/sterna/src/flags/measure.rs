@@ -12,7 +12,7 @@ use super::duration::parse_time;
 /// Flags of every measurement of a path.
 #[derive(Debug, Args)]
 pub struct MeasureFlags {
-    /// Time of the experiments (default: 60s, and up to 2min on paths above 200 ms)
+    /// Time of the experiments (default: 60s, and up to 2min on paths above 200 ms to an agent)
     #[arg(long, value_name = "TIME", value_parser = parse_examination)]
     pub time: Option<Duration>,
     /// Highest rate of all packets together (default: none for TCP; packet trains have up to 2 Gbit/s)

@@ -8,12 +8,16 @@
 mod doctor;
 mod doctor_host;
 mod follow;
+mod one_side;
 mod replicas;
 mod web;
 // Other end-to-end tests use the rest of this module.
 #[allow(dead_code)]
 #[path = "../e2e/chaos_proxy.rs"]
 mod chaos_proxy;
+#[allow(dead_code)]
+#[path = "../e2e/range_server.rs"]
+mod range_server;
 #[allow(dead_code)]
 #[path = "../e2e/site.rs"]
 mod site;

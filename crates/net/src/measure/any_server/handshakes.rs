@@ -173,7 +173,8 @@ fn first_connection(server: &HostPort, from: Option<IpAddr>) -> Result<(SocketAd
     let mut last = crate::internal("a host name without an address");
     for remote in resolve(server, from)? {
         let any: IpAddr = if remote.is_ipv4() { [0, 0, 0, 0].into() } else { [0; 16].into() };
-        match open(remote, SocketAddr::new(from.unwrap_or(any), 0)) {
+        let local = SocketAddr::new(from.unwrap_or(any), 0);
+        match bound(remote, local).and_then(|(socket, _)| establish(&socket, remote)) {
             Ok(opened) => return Ok((remote, opened)),
             Err(error) => {
                 let text = format!("connect to {remote} by TCP: {}", words(&error));
@@ -225,18 +226,17 @@ fn one_port(remote: SocketAddr, local: IpAddr, index: u32, turns: &Turns) -> Por
         if !turns.wait(index, turn) {
             return outcome;
         }
-        match open(remote, SocketAddr::new(local, outcome.number)) {
+        // Fails if another program took the port in between.
+        let Ok((socket, port)) = bound(remote, SocketAddr::new(local, outcome.number)) else { continue };
+        outcome.number = port;
+        outcome.begun += 1;
+        match establish(&socket, remote) {
             Ok(opened) => {
                 turns.failures.store(0, Ordering::Relaxed);
-                outcome.begun += 1;
-                outcome.number = opened.port;
                 outcome.opened.push(opened);
             }
-            // Another program took the port in between.
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => {
                 turns.failed(&error);
-                outcome.begun += 1;
                 outcome.failure = Some(error.to_string());
             }
         }
@@ -244,14 +244,21 @@ fn one_port(remote: SocketAddr, local: IpAddr, index: u32, turns: &Turns) -> Por
     outcome
 }
 
-/// Opens a connection from a port, reads its state, and resets it. The reset frees the port, and the server too.
-fn open(remote: SocketAddr, local: SocketAddr) -> io::Result<Opened> {
+/// Opens a socket, and binds it to a port. Returns its port too.
+fn bound(remote: SocketAddr, local: SocketAddr) -> io::Result<(Socket, u16)> {
     let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
+    // A reset at the end frees the port, and the server too.
     socket.set_linger(Some(Duration::ZERO))?;
     socket.bind(&local.into())?;
+    let port = socket.local_addr()?.as_socket().map_or(0, |local| local.port());
+    Ok((socket, port))
+}
+
+/// Connects a socket, and reads its state.
+fn establish(socket: &Socket, remote: SocketAddr) -> io::Result<Opened> {
     socket.connect_timeout(&remote.into(), CONNECT_TIME_MAX)?;
-    let info = sys::tcp_info(&socket)?;
+    let info = sys::tcp_info(socket)?;
     let own = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::InvalidData)?;
     let lost_syns = u64::from(info.total_retrans);
     Ok(Opened {

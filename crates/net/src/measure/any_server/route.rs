@@ -101,9 +101,7 @@ pub fn trace(spec: &TraceSpec) -> Result<RouteReport, Error> {
         // A router that limits its answers sends the next one within a second.
         let patience = wait.max(mtu::NEXT_ANSWER);
         report.mtu =
-            Some(mtu::search(&answering, spec.link_mtu, least, &mut |ttl, size| {
-                Some(send(ttl, size, patience)?.0)
-            }));
+            Some(mtu::search(&answering, spec.link_mtu, least, &mut |ttl, size| Some(send(ttl, size, patience)?.0)));
     }
     (report.packets, report.bytes) = (prober.packets, prober.bytes);
     match fault {
@@ -178,8 +176,7 @@ mod tests {
     #[test]
     fn this_host_is_one_hop_away() {
         let local = IpAddr::from([127, 0, 0, 1]);
-        let spec =
-            TraceSpec { remote: local, local, rtt: MS, link_mtu: 65_535, time: Duration::from_secs(20) };
+        let spec = TraceSpec { remote: local, local, rtt: MS, link_mtu: 65_535, time: Duration::from_secs(20) };
         let report = trace(&spec).unwrap();
         assert!(report.is_reached && report.hops.len() == 1 && report.hops[0].ttl == 1, "{report:?}");
         let mtu = report.mtu.unwrap();

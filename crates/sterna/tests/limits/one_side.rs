@@ -1,0 +1,93 @@
+//! Examinations from one side over paths with known limits: a small receive buffer here, a clamped MSS, routes of
+//! different length, and large packets that vanish.
+
+use std::net::TcpListener;
+
+use crate::range_server::RangeServer;
+
+use super::*;
+
+/// Starts a web server on host b.
+fn served(lab: &Lab) -> RangeServer {
+    let address = lab.host_b().address();
+    RangeServer::start(lab.host_b().inside(|| TcpListener::bind((address, 0))).unwrap())
+}
+
+/// Runs the doctor on host a. Returns its report, after the end of the server.
+fn examine(lab: &Lab, mut server: RangeServer, target: &str, time: &str) -> Value {
+    let output = lab.host_a().command(BINARY).args(["doctor", target, "--json", "--time", time]).output().unwrap();
+    // Only host b reaches the address of the server.
+    lab.host_b().inside(|| Ok(server.stop())).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn verdict<'a>(report: &'a Value, limit: &str) -> &'a Value {
+    let found = report["verdicts"].as_array().unwrap().iter().find(|verdict| verdict["limit"] == limit);
+    found.unwrap_or_else(|| panic!("{limit} in {report}"))
+}
+
+#[test]
+fn a_download_through_a_small_window_here_names_it_with_clamp_and_routes() {
+    let _alone = alone();
+    let mut model = path(500, 60);
+    model.mss_clamp = Some(1200);
+    model.ecmp = vec![Duration::ZERO, Duration::from_millis(8)];
+    let small = ("net.ipv4.tcp_rmem", "4096 65536 262144");
+    let Some(lab) = lab("one-side", &model, &[small]) else { return };
+    let server = served(&lab);
+    let (target, address) = (server.url("f"), server.addr.ip().to_string());
+    let report = examine(&lab, server, &target, "20s");
+    let window = verdict(&report, "receive_buffer");
+    assert_eq!(window["direction"], "reverse", "{report}");
+    let remedy = window["remedy"].as_str().unwrap();
+    assert!(remedy.contains("at this host: sysctl -w net.ipv4.tcp_rmem="), "{remedy}");
+    // Four connections have four windows.
+    let rates: Vec<u64> =
+        report["flows"].as_array().unwrap().iter().map(|flow| flow["measured_bps"].as_u64().unwrap()).collect();
+    assert!(rates[2] > rates[0] * 2 && window["predicted_bps"] == rates[2], "{report}");
+    assert!(verdict(&report, "mss_clamped")["evidence"][0].as_str().unwrap().contains("1200 bytes"), "{report}");
+    assert_eq!(verdict(&report, "rtt_modes")["modes"].as_array().unwrap().len(), 2, "{report}");
+    assert_eq!(
+        (&report["path"]["hops"][0]["address"], &report["path"]["mtu"]["passes"]),
+        (&address.into(), &1500.into())
+    );
+}
+
+#[test]
+fn large_packets_that_vanish_are_found_from_one_side() {
+    let _alone = alone();
+    for (name, icmp) in [("one-side-hole", false), ("one-side-mtu", true)] {
+        let mut model = path(100, 8);
+        (model.path_mtu, model.icmp) = (Some(1400), icmp);
+        let Some(lab) = lab(name, &model, &[]) else { return };
+        let server = served(&lab);
+        let target = server.addr.to_string();
+        let report = examine(&lab, server, &target, "60s");
+        let mtu = &report["path"]["mtu"];
+        let passes = mtu["passes"].as_u64().unwrap();
+        if icmp {
+            assert_eq!((passes, &mtu["reports"][0]["mtu"], &mtu["vanishes"]), (1400, &1400.into(), &Value::Null));
+        } else {
+            assert!((1393..=1400).contains(&passes), "{report}");
+            let hole = verdict(&report, "pmtu_black_hole");
+            assert!(hole["confidence"].as_f64().unwrap() < 0.95, "an inference: {hole}");
+        }
+    }
+}
+
+#[test]
+fn a_server_without_options_is_not_blamed_alone() {
+    let _alone = alone();
+    let mut model = path(100, 20);
+    model.strip = sterna_lab::model::StrippedOptions { sack: true, window_scale: true, timestamps: true };
+    let Some(lab) = lab("one-side-options", &model, &[]) else { return };
+    let server = served(&lab);
+    let target = server.addr.to_string();
+    let report = examine(&lab, server, &target, "10s");
+    for limit in ["no_window_scaling", "no_sack", "no_timestamps"] {
+        let remedy = verdict(&report, limit)["remedy"].as_str().unwrap();
+        assert!(remedy.contains("one side cannot tell which"), "{remedy}");
+    }
+    assert_eq!(report["ladder"][0]["limit"], "no_window_scaling", "{report}");
+}
