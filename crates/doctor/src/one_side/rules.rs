@@ -146,8 +146,8 @@ impl Case<'_> {
         match self.observed.setting(setting)[..] {
             [0] => format!("it is off at this host: sysctl -w net.{setting}=1"),
             _ => format!(
-                "this host offers it, so it is off at the server (sysctl net.{setting} there), or a device on the way removes it: \
-                 one side cannot tell which; ask the operator of the server first"
+                "this host offers it, so it is off at the server (sysctl net.{setting} there), or a device on the way \
+                 removes it: one side cannot tell which; ask the operator of the server first"
             ),
         }
     }
@@ -179,11 +179,12 @@ impl Case<'_> {
             None => format!("before hop {}", mtu.hop),
         };
         let because = format!(
-            "packets of {passes} bytes pass to hop {}, those of {vanishes} bytes vanish {place}, and no device reports it (ICMP)",
+            "packets of {passes} bytes pass to hop {}, those of {vanishes} bytes vanish {place}, and no device \
+             reports it (ICMP)",
             mtu.hop
         );
-        let remedy = "let ICMP \"fragmentation needed\" pass, or set the MTU of the hosts to what passes; until then: sysctl -w \
-                      net.ipv4.tcp_mtu_probing=1 at both hosts";
+        let remedy = "let ICMP \"fragmentation needed\" pass, or set the MTU of the hosts to what passes; until then: \
+                      sysctl -w net.ipv4.tcp_mtu_probing=1 at both hosts";
         // A router may also drop the packets of this test only.
         let confidence = if route.is_reached { 0.8 } else { 0.6 };
         Some(self.verdict(Cause::PmtuBlackHole, confidence, vec![because], remedy))
@@ -202,8 +203,8 @@ impl Case<'_> {
         let is_tested = mtu.is_some_and(|mtu| mtu.passes.is_some());
         evidence
             .extend(mtu.filter(|_| is_tested).map(|mtu| format!("packets of {passes} bytes pass to hop {}", mtu.hop)));
-        let remedy = "a device changes the segment size that the hosts agree on, or the interface of the server has a small MTU: \
-                      raise or remove the MSS clamp, or the MTU of the server";
+        let remedy = "a device changes the segment size that the hosts agree on, or the interface of the server has a \
+                      small MTU: raise or remove the MSS clamp, or the MTU of the server";
         let is_reached = self.observed.route.as_ref().is_some_and(|route| route.is_reached);
         Some(self.verdict(Cause::MssClamped, if is_tested && is_reached { 0.8 } else { 0.5 }, evidence, remedy))
     }
@@ -215,8 +216,8 @@ impl Case<'_> {
             return None;
         }
         let remedy = format!(
-            "ask the operators of the path for its equal-cost routes, and of the server for its load balancer: {} of the \
-             ports take one that is {} longer",
+            "ask the operators of the path for its equal-cost routes, and of the server for its load balancer: {} of \
+             the ports take one that is {} longer",
             percent(last.share),
             time(last.rtt_s - first.rtt_s)
         );
@@ -235,8 +236,8 @@ impl Case<'_> {
         }
         let part = lost as f64 / (begun + lost).max(1) as f64;
         let because = format!(
-            "{lost} SYN packets of {begun} connections were sent again ({}): lost on the way there or back, or dropped by \
-             a server with a full queue",
+            "{lost} SYN packets of {begun} connections were sent again ({}): lost on the way there or back, or \
+             dropped by a server with a full queue",
             percent(part)
         );
         let remedy = "measure the loss with both ends: an agent at the server's site, or a reflector (stamp://HOST)";
@@ -344,8 +345,8 @@ impl Case<'_> {
                 "{} of the segments arrived out of order: after a loss, or overtaken on the way",
                 percent(one.out_of_order)
             ));
-            let text = "several connections, or another congestion control at the server (bbr); with an agent at the site of the server, \
-                        sterna doctor tells loss from reordering";
+            let text = "several connections, or another congestion control at the server (bbr); with an agent at the \
+                        site of the server, sterna doctor tells loss from reordering";
             let mut verdict = self.verdict(Cause::RandomLoss, 0.5, evidence, text);
             verdict.packets = Some(one.out_of_order);
             return self.binds(verdict, reachable);
@@ -353,13 +354,13 @@ impl Case<'_> {
         let in_flight = one.each_bps() / 8.0 * one.rtt_s;
         let is_even = if one.unevenness < EVEN { "evenly" } else { "unevenly" };
         evidence.push(format!(
-            "nothing arrived out of order, and data came {is_even}: {} in each round trip; the send buffer of the server, \
-             or a cap of each connection there, would do this",
+            "nothing arrived out of order, and data came {is_even}: {} in each round trip; the send buffer of the \
+             server, or a cap of each connection there, would do this",
             ByteCount(in_flight as u64)
         ));
         let remedy = format!(
-            "ask the operator of the server for a larger send buffer: {} (twice the data of {} over {}), or for its cap of a connection; \
-             until then, several connections",
+            "ask the operator of the server for a larger send buffer: {} (twice the data of {} over {}), or for its \
+             cap of a connection; until then, several connections",
             kernel::send_setting(
                 kernel::send_buffer_for(ByteCount((reachable / 4.0 * one.rtt_s) as u64)).min(kernel::BUFFER_MAX)
             ),
@@ -397,8 +398,8 @@ impl Case<'_> {
             ByteCount(one.window_bytes),
             shown(of_window(one.window_bytes as f64, one.rtt_s))
         );
-        let text = "several connections take more of a path that others fill, or they fill a short queue better: examine it with an \
-                    agent at the other end (sterna://HOST), at another time of the day too";
+        let text = "several connections take more of a path that others fill, or they fill a short queue better: \
+                    examine it with an agent at the other end (sterna://HOST), at another time of the day too";
         let verdict = self.verdict(Cause::Congestion, 0.3, vec![why, window], text);
         let reachable = self.most().map_or(one.measured_bps, |most| most.measured_bps);
         self.binds(verdict, reachable as f64)

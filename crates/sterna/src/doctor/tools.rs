@@ -80,14 +80,15 @@ pub fn tool_of(flags: &ExamineFlags) -> Result<Option<Tool>, Error> {
 /// Port of a target that names none; [`is_server`] wants one.
 const HTTPS_PORT: u16 = 443;
 
-/// Returns true if a target without a scheme is a host and a port. A local path has a slash, or no colon; no location of
-/// Sterna is `HOST:PATH`.
+/// Returns true if a target without a scheme is a host and a port. A local path has a slash, or no colon; no location
+/// of Sterna is `HOST:PATH`.
 fn is_server(target: &str) -> bool {
     let (host, port) = target.rsplit_once(':').unwrap_or_default();
     !target.contains('/') && !host.is_empty() && (port.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Checks the flags of an examination from one side. Errors: `Usage`: a flag that needs another program at the other end.
+/// Checks the flags of an examination from one side. Errors: `Usage`: a flag that needs another program at the other
+/// end.
 fn one_side_flags(flags: &ExamineFlags) -> Result<(), Error> {
     let of_agents = flags.bundle.is_some() || flags.files.html.is_some() || flags.files.svg.is_some();
     if of_agents || flags.disk.is_some() || flags.trust.is_some() {
@@ -95,8 +96,8 @@ fn one_side_flags(flags: &ExamineFlags) -> Result<(), Error> {
         return Err(usage(text.to_owned()));
     }
     if flags.streams.is_some() || flags.direction.is_some() || flags.udp.is_some() {
-        let text = "--streams, --direction and --udp are for iperf3://HOST and ndt7://HOST; an examination from one side decides \
-                    them itself";
+        let text = "--streams, --direction and --udp are for iperf3://HOST and ndt7://HOST; an examination from one \
+                    side decides them itself";
         return Err(usage(text.to_owned()));
     }
     Ok(())

@@ -91,3 +91,81 @@ fn a_server_without_options_is_not_blamed_alone() {
     }
     assert_eq!(report["ladder"][0]["limit"], "no_window_scaling", "{report}");
 }
+
+/// Three hosts in a row, of which the kernel of the middle one routes: `a`, `r`, `b`. Deleted when dropped.
+struct Chain {
+    name: String,
+}
+
+impl Chain {
+    /// Connects the hosts; the link from `r` to `b` has an MTU. Returns `None` if this host has no `ip`, or no right.
+    fn start(mtu: &str) -> Option<Self> {
+        let chain = Self { name: format!("chain{}", std::process::id()) };
+        if !["a", "r", "b"].iter().all(|host| ip(&["netns", "add", &chain.host(host)])) {
+            println!("skipped: a chain of hosts needs root and ip");
+            return None;
+        }
+        chain.link(["a", "10.91.1.1/24"], ["r", "10.91.1.2/24"], "1500");
+        chain.link(["r", "10.91.2.1/24"], ["b", "10.91.2.2/24"], mtu);
+        for (host, gateway) in [("a", "10.91.1.2"), ("b", "10.91.2.1")] {
+            assert!(ip(&["-n", &chain.host(host), "route", "add", "default", "via", gateway]));
+        }
+        let routes = chain.command("r", "sysctl").args(["-qw", "net.ipv4.ip_forward=1"]).status().unwrap();
+        assert!(routes.success());
+        Some(chain)
+    }
+
+    fn host(&self, host: &str) -> String {
+        format!("{}-{host}", self.name)
+    }
+
+    fn link(&self, from: [&str; 2], to: [&str; 2], mtu: &str) {
+        let ([from, from_address], [to, to_address]) = (from, to);
+        let (here, there) = (self.host(from), self.host(to));
+        assert!(ip(&["-n", &here, "link", "add", to, "type", "veth", "peer", "name", from, "netns", &there]));
+        for (host, device, address) in [(here, to, from_address), (there, from, to_address)] {
+            assert!(ip(&["-n", &host, "addr", "add", address, "dev", device]));
+            assert!(ip(&["-n", &host, "link", "set", device, "mtu", mtu, "up"]));
+        }
+    }
+
+    /// Returns a command that runs a program on a host.
+    fn command(&self, host: &str, program: &str) -> std::process::Command {
+        let mut command = std::process::Command::new("ip");
+        command.args(["netns", "exec", &self.host(host), program]);
+        command
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        ["a", "r", "b"].iter().for_each(|host| drop(ip(&["netns", "del", &self.host(host)])));
+    }
+}
+
+fn ip(flags: &[&str]) -> bool {
+    let output = std::process::Command::new("ip").args(flags).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn hops_of_real_routers_and_the_mtu_that_one_reports_are_found() {
+    let _alone = alone();
+    let Some(chain) = Chain::start("1400") else { return };
+    let site = Site::new();
+    let root = site.root();
+    let flags = ["--root".as_ref(), root.as_os_str(), "--authorize-any".as_ref()];
+    // An agent is a TCP server too.
+    let agent = site.agent_by(chain.command("b", BINARY), "10.91.2.2:0", &flags);
+    let target = agent.addr.to_string();
+    let output = chain.command("a", BINARY).args(["doctor", &target, "--json", "--time", "10s"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    let path = &report["path"];
+    let hops: Vec<&Value> = path["hops"].as_array().unwrap().iter().map(|hop| &hop["address"]).collect();
+    assert_eq!((hops, &path["is_reached"]), (vec![&"10.91.1.2".into(), &"10.91.2.2".into()], &true.into()), "{report}");
+    let mtu = &path["mtu"];
+    assert_eq!((&mtu["passes"], &mtu["hop"], &mtu["vanishes"]), (&1400.into(), &2.into(), &Value::Null), "{report}");
+    assert_eq!(mtu["reports"][0], json!({"router": "10.91.1.2", "bytes": 1500, "mtu": 1400}), "{report}");
+    // The server's own MTU is small: no proof of a clamp.
+    assert_eq!(report["verdicts"], json!([]), "{report}");
+}

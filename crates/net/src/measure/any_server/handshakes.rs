@@ -26,8 +26,8 @@ pub const PER_PORT: u32 = 3;
 /// Maximum number of connections. Reason: a browser opens as many for some pages.
 pub const CONNECTIONS_MAX: u32 = PORTS_MAX * PER_PORT;
 
-/// Connections begun in a second. Reason: each is closed after one round trip, so that few are open at a time. Limits of
-/// servers on unauthenticated connections count open ones (sshd: 10), and those of firewalls are above ten a second.
+/// Connections begun in a second. Reason: each is closed after one round trip, so that few are open at a time. Limits
+/// of servers on unauthenticated connections count open ones (sshd: 10); those of firewalls are above ten a second.
 pub const CONNECTIONS_A_SECOND: u32 = 10;
 
 /// Time to connect. Reason: the kernel sends the SYN again after 1 s and 3 s.
@@ -95,8 +95,8 @@ impl HandshakeReport {
     }
 }
 
-/// Opens connections to a server, from up to [`PORTS_MAX`] source ports, and closes each after the handshake by a reset.
-/// `time`: time for them. `from`: address of this host, which selects the network.
+/// Opens connections to a server, from up to [`PORTS_MAX`] source ports, and closes each after the handshake by a
+/// reset. `time`: time for them. `from`: address of this host, which selects the network.
 ///
 /// Errors: `Unreachable`: the first connection fails at all addresses of the server.
 pub fn handshakes(server: &HostPort, from: Option<IpAddr>, time: Duration) -> Result<HandshakeReport, Error> {

@@ -1,10 +1,10 @@
 //! Measurements with any TCP server, which takes no part in them beyond its service.
 //!
-//! Handshakes show the options of the server and the round trips by port ([`handshakes`]). UDP packets with a small TTL
-//! show the hops, and packets of several sizes the MTU ([`trace`]); both need no privilege, because the kernel hands
-//! ICMP errors to the socket that caused them (`IP_RECVERR`). Downloads from a web server show rates, and the windows of
-//! this end ([`download`]). Refuses to judge what it observes, and to send more than
-//! its fixed numbers of connections and packets: a server must not take them for an attack.
+//! Handshakes show the options of the server and the round trips by port ([`handshakes`]). UDP packets with a small
+//! TTL show the hops, and packets of several sizes the MTU ([`trace`]). Neither needs a privilege: the kernel hands
+//! ICMP errors to the socket that caused them (`IP_RECVERR`). Downloads from a web server show rates, and the windows
+//! of this end ([`download`]). Refuses to judge what it observes, and to send more than its fixed numbers of
+//! connections and packets: a server must not take them for an attack.
 
 mod download;
 mod handshakes;

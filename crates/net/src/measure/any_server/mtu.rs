@@ -56,8 +56,8 @@ pub struct MtuReport {
     pub vanishes_after: Option<u8>,
 }
 
-/// Searches the largest size that passes to the last of the answering hops. `send` sends a packet with a TTL and a size;
-/// `None`: no more packets may be sent.
+/// Searches the largest size that passes to the last of the answering hops. `send` sends a packet with a TTL and a
+/// size; `None`: no more packets may be sent.
 pub(super) fn search(
     hops: &[u8],
     link_mtu: u32,
