@@ -1,7 +1,5 @@
 //! View of a download at its receiver: rate, window of this end, order and evenness of arrival.
 
-use std::time::Duration;
-
 use serde::Serialize;
 use sterna_net::measure::any_server::DownloadReport;
 use sterna_net::measure::{FlowReport, FlowSample, StreamReport};
@@ -14,6 +12,9 @@ const STEADY: f64 = 0.5;
 /// Part of the window that arrives in a round trip if the window is the limit. Reason: the smallest round trip is a
 /// little shorter than those in which data arrived.
 const FULL: f64 = 0.8;
+
+/// Shortest download with a rate, seconds. Reason: ten samples, and some round trips of most paths.
+const SECONDS_MIN: f64 = 0.5;
 
 /// Interval in which arrivals are compared, microseconds. Reason: several round trips and four samples.
 const EVERY_US: u64 = 200_000;
@@ -95,14 +96,14 @@ impl DownloadView {
         }
     }
 
+    /// Returns true if the file was too small for a rate.
+    pub fn is_too_short(&self) -> bool {
+        self.seconds < SECONDS_MIN
+    }
+
     /// Returns the rate of one connection, bit/s.
     pub fn each_bps(&self) -> f64 {
         self.measured_bps as f64 / f64::from(self.streams.max(1))
-    }
-
-    /// Returns the smallest round trip.
-    pub fn rtt(&self) -> Duration {
-        Duration::try_from_secs_f64(self.rtt_s).unwrap_or_default()
     }
 }
 

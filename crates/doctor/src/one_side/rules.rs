@@ -85,7 +85,7 @@ impl Case<'_> {
 
     /// Returns the download with the most connections, if it has several.
     fn most(&self) -> Option<&DownloadView> {
-        self.flows.iter().filter(|flow| flow.streams > 1).max_by_key(|flow| flow.streams)
+        self.flows.iter().filter(|flow| flow.streams > 1 && !flow.is_too_short()).max_by_key(|flow| flow.streams)
     }
 
     fn verdict(&self, limit: Cause, confidence: f64, evidence: Vec<String>, remedy: impl Into<String>) -> Verdict {
@@ -248,7 +248,7 @@ impl Case<'_> {
 
     /// Returns the verdict on the rates of the downloads.
     fn rates(&self) -> Option<Verdict> {
-        let one = self.one().filter(|one| one.measured_bps > 0)?;
+        let one = self.one().filter(|one| one.measured_bps > 0 && !one.is_too_short())?;
         let given = self.observed.rate_max_bps as f64;
         if one.measured_bps as f64 >= given * GIVEN {
             let because = format!("one connection has {} of the {} of --max-rate", rate(one), shown(given));
@@ -468,6 +468,7 @@ mod tests {
             streams,
             measured_bps: megabits * 1_000_000,
             rtt_s: 0.1,
+            seconds: 5.0,
             growth: 1.0,
             ..one.clone()
         };
@@ -540,6 +541,10 @@ mod tests {
         assert_eq!(limits(&path, &flows(&open, [100, 110, 130])), [Cause::Congestion]);
         let capped = Observed { rate_max_bps: 100_000_000, ..observed(AGREED) };
         assert_eq!(limits(&capped, &flows(&open, [99, 99, 99])), [Cause::RateCap]);
+        // A small file.
+        let mut short = flows(&open, [100, 200, 400]);
+        short[0].seconds = 0.1;
+        assert_eq!(limits(&path, &short), []);
         // One download only, as the server refuses more.
         assert_eq!(limits(&path, &flows(&open, [100, 0, 0])[..1]), []);
     }

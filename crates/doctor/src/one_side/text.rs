@@ -4,6 +4,7 @@ use sterna_net::measure::any_server::{Agreed, Hop, MtuReport};
 use sterna_proto::file::plain;
 use sterna_proto::{BitRate, ByteCount};
 
+use super::download::DownloadView;
 use super::report::OneSideReport;
 use crate::evidence::Direction;
 use crate::kernel;
@@ -125,6 +126,9 @@ fn path(report: &OneSideReport) -> Vec<String> {
     if !report.flows.is_empty() && !report.takes_ranges {
         lines.push(format!("  {:<13} the server sends no ranges: every connection gets the whole file", "file"));
     }
+    if report.flows.iter().any(DownloadView::is_too_short) {
+        lines.push(format!("  {:<13} it is too small to tell a rate: name one of some hundred megabytes", "file"));
+    }
     if report.is_proxied {
         lines.push(format!(
             "  {:<13} downloads go through a proxy of the environment: their rates are of its path",
@@ -180,7 +184,7 @@ fn sizes(mtu: &MtuReport) -> String {
     text
 }
 
-fn flow(flow: &super::download::DownloadView) -> String {
+fn flow(flow: &DownloadView) -> String {
     let short = if flow.is_short { ", file ended and was read again" } else { "" };
     format!(
         "  {:<13} {}: {}, {} in {:.1} s; window here up to {}, full in {} of the time; {} of the segments out of \

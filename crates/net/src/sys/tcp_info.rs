@@ -68,7 +68,7 @@ pub struct TcpInfo {
     pub snd_ssthresh: u32,
     /// Congestion window, in segments.
     pub snd_cwnd: u32,
-    /// Payload of a full segment, in bytes, that this end has offered to receive (MSS option of its SYN).
+    /// Payload of a full segment, in bytes, that this end has offered to receive, without TCP options.
     pub adv_mss: u32,
     /// Reordering that the kernel tolerates, in segments.
     pub reordering: u32,

@@ -52,7 +52,7 @@ pub struct Agreed {
     pub own_scale: u8,
     /// Largest payload of a segment to the server, bytes, with the room for timestamps.
     pub mss: u32,
-    /// Largest payload of a segment that this end offered to receive, bytes.
+    /// Largest payload of a segment that this end offered to receive, bytes, with the room for timestamps.
     pub own_mss: u32,
     /// Path MTU by the record of this kernel, bytes.
     pub path_mtu: u32,
@@ -261,6 +261,8 @@ fn establish(socket: &Socket, remote: SocketAddr) -> io::Result<Opened> {
     let info = sys::tcp_info(socket)?;
     let own = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::InvalidData)?;
     let lost_syns = u64::from(info.total_retrans);
+    // The kernel counts payload without options.
+    let options = if info.timestamps { TIMESTAMP_BYTES } else { 0 };
     Ok(Opened {
         local: own.ip(),
         port: own.port(),
@@ -270,8 +272,8 @@ fn establish(socket: &Socket, remote: SocketAddr) -> io::Result<Opened> {
             window_scaling: info.window_scaling,
             server_scale: info.snd_wnd_scale,
             own_scale: info.rcv_wnd_scale,
-            mss: info.snd_mss + if info.timestamps { TIMESTAMP_BYTES } else { 0 },
-            own_mss: info.adv_mss,
+            mss: info.snd_mss + options,
+            own_mss: info.adv_mss + options,
             path_mtu: info.pmtu,
         },
         rtt: Some(info.rtt).filter(|rtt| lost_syns == 0 && !rtt.is_zero()),
