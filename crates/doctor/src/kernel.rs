@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scale_tells_the_buffers_of_a_host() {
+    fn a_scale_shows_the_buffers_of_a_host() {
         let words = [0, 7, 10, 14, 15].map(setting_of_scale);
         assert_eq!(
             words,

@@ -12,5 +12,5 @@ mod text;
 
 pub use self::download::DownloadView;
 pub use self::observed::Observed;
-pub use self::report::{NOT_TOLD, OneSideCost, OneSidePath, OneSideReport};
+pub use self::report::{OneSideCost, OneSidePath, OneSideReport};
 pub use self::text::lines;

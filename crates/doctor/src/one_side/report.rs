@@ -13,8 +13,8 @@ use crate::evidence::Direction;
 use crate::kernel;
 use crate::verdict::{Cause, RttMode, Step, Verdict};
 
-/// Subjects that one side cannot tell.
-pub const NOT_TOLD: [&str; 4] = [
+/// Subjects that are not visible from one side.
+const NOT_VISIBLE: [&str; 4] = [
     "the rate to the server (only an agent, or a server of iperf3 or NDT7, takes data)",
     "in which direction a packet was lost, or a queue delayed it",
     "whether the server or a device on the way changed the options of the connection",
@@ -43,8 +43,8 @@ pub struct OneSideReport {
     pub is_proxied: bool,
     /// Reasons for which a measurement has no result.
     pub failed: Vec<String>,
-    /// Subjects that one side cannot tell.
-    pub not_told: Vec<&'static str>,
+    /// Subjects that are not visible from one side.
+    pub not_visible: Vec<&'static str>,
     /// Cost.
     pub cost: OneSideCost,
 }
@@ -112,7 +112,7 @@ impl OneSideReport {
             takes_ranges: observed.takes_ranges,
             is_proxied: observed.is_proxied,
             failed: failed.into_iter().chain(failed_download).collect(),
-            not_told: NOT_TOLD.to_vec(),
+            not_visible: NOT_VISIBLE.to_vec(),
             cost: OneSideCost {
                 connections: handshakes.connections() + flows.iter().map(|flow| u64::from(flow.streams)).sum::<u64>(),
                 packets: of_route(|route| route.packets),

@@ -147,7 +147,7 @@ impl Case<'_> {
             [0] => format!("it is off at this host: sysctl -w net.{setting}=1"),
             _ => format!(
                 "this host offers it, so it is off at the server (sysctl net.{setting} there), or a device on the way \
-                 removes it: one side cannot tell which; ask the operator of the server first"
+                 removes it; which of the two is not visible from one side: ask the operator of the server first"
             ),
         }
     }
@@ -346,7 +346,7 @@ impl Case<'_> {
                 percent(one.out_of_order)
             ));
             let text = "several connections, or another congestion control at the server (bbr); with an agent at the \
-                        site of the server, sterna doctor tells loss from reordering";
+                        site of the server, sterna doctor separates loss from reordering";
             let mut verdict = self.verdict(Cause::RandomLoss, 0.5, evidence, text);
             verdict.packets = Some(one.out_of_order);
             return self.binds(verdict, reachable);
@@ -488,7 +488,7 @@ mod tests {
         assert_eq!(causes, [Cause::NoWindowScaling, Cause::NoSack, Cause::NoTimestamps]);
         // 65535 bytes in 100 ms.
         assert_eq!(found[0].limits_to_bps, Some(5_242_800));
-        assert!(found[1].remedy.contains("one side cannot tell which"), "{found:?}");
+        assert!(found[1].remedy.contains("not visible from one side"), "{found:?}");
         let mut off = observed(none);
         off.host.settings.insert("ipv4.tcp_sack".to_owned(), "0".to_owned());
         assert_eq!(verdicts(&off, &[])[1].remedy, "it is off at this host: sysctl -w net.ipv4.tcp_sack=1");

@@ -42,8 +42,8 @@ pub fn lines(report: &OneSideReport) -> Vec<String> {
     lines.push(String::new());
     lines.extend(path(report));
     lines.extend(report.failed.iter().map(|why| format!("without a result: {why}")));
-    lines.push("one side cannot tell:".to_owned());
-    lines.extend(report.not_told.iter().map(|what| format!("  {what}")));
+    lines.push("not visible from one side:".to_owned());
+    lines.extend(report.not_visible.iter().map(|what| format!("  {what}")));
     lines.push(format!(
         "cost: {} connections, {} UDP packets, {} in {:.0} s",
         report.cost.connections,
@@ -127,7 +127,7 @@ fn path(report: &OneSideReport) -> Vec<String> {
         lines.push(format!("  {:<13} the server sends no ranges: every connection gets the whole file", "file"));
     }
     if report.flows.iter().any(DownloadView::is_too_short) {
-        lines.push(format!("  {:<13} it is too small to tell a rate: name one of some hundred megabytes", "file"));
+        lines.push(format!("  {:<13} too small for a rate: name one of some hundred megabytes", "file"));
     }
     if report.is_proxied {
         lines.push(format!(

@@ -33,7 +33,7 @@ pub(crate) struct Fetcher {
     at: WebLocation,
 }
 
-/// Observer of a measurement, which has no user to tell.
+/// Observer of a measurement, which shows no messages.
 struct Nobody;
 
 impl Observer for Nobody {

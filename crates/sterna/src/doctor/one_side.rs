@@ -66,7 +66,7 @@ pub fn of_file(location: &WebLocation, flags: &ExamineFlags) -> Result<u8, Error
     // Three.
     let each = (left / STREAMS.len() as u32).clamp(least, most);
     for streams in STREAMS {
-        tell(flags, &format!("from the server: a download with {streams} connections"));
+        announce(flags, &format!("from the server: a download with {streams} connections"));
         let rate_max_bps = flags.max_rate.0;
         match download(&file, &DownloadSpec { streams, time: each, bytes_max: DOWNLOAD_BYTES_MAX, rate_max_bps }) {
             Ok(report) => observed.downloads.push(report),
@@ -87,9 +87,9 @@ fn time(flags: &ExamineFlags) -> Duration {
 
 /// Observes the handshakes, hops and sizes of a path.
 fn path(server: &HostPort, flags: &ExamineFlags, mut observed: Observed, started: Instant) -> Result<Observed, Error> {
-    tell(flags, "to the server: handshakes from several ports");
+    announce(flags, "to the server: handshakes from several ports");
     observed.handshakes = handshakes(server, flags.from, HANDSHAKES_TIME.min(time(flags) / HANDSHAKES_PART))?;
-    tell(flags, "to the server: hops and sizes of packets that pass");
+    announce(flags, "to the server: hops and sizes of packets that pass");
     let left = time(flags).saturating_sub(started.elapsed());
     let rtt = Duration::from_secs_f64(observed.rtt_s());
     match spec(&observed.handshakes, rtt, left.min(time(flags) / HOPS_PART)).map(|spec| trace(&spec)) {
@@ -119,8 +119,8 @@ fn show(mut observed: Observed, flags: &ExamineFlags, started: Instant) -> Resul
     Ok(0)
 }
 
-/// Tells a user at a terminal the next step.
-fn tell(flags: &ExamineFlags, text: &str) {
+/// Shows the next step to a user at a terminal.
+fn announce(flags: &ExamineFlags, text: &str) {
     if !flags.json && std::io::stderr().is_terminal() {
         say(text);
     }

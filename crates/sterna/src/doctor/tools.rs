@@ -64,6 +64,10 @@ pub fn tool_of(flags: &ExamineFlags) -> Result<Option<Tool>, Error> {
             let server = HostPort::parse(&given.to_string_lossy(), HTTPS_PORT);
             Some(Tool::Server(server.map_err(|why| usage(format!("{}: {why}", given.display())))?))
         }
+        _ if WebLocation::is_meant(given.as_encoded_bytes()) && flags.from.is_some() => {
+            let text = "--from is not for downloads, which take the route of the system; give HOST:PORT with it";
+            return Err(usage(text.to_owned()));
+        }
         _ if WebLocation::is_meant(given.as_encoded_bytes()) => {
             one_side_flags(flags)?;
             Some(Tool::File(WebLocation::parse(&given.to_string_lossy())?))

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn icmp_messages_are_told_apart() {
+    fn icmp_messages_have_their_outcomes() {
         let (router, server) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 9]));
         let error = |from, number, icmp| {
             let error = QueuedError { number, is_local: false, info: 1400, icmp, from: Some(from), mark: None };
