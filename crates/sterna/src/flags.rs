@@ -20,8 +20,8 @@ mod case;
 pub mod config;
 mod doctor;
 mod duration;
-mod perfsonar;
 mod measure;
+mod perfsonar;
 pub mod service;
 
 pub use case::{
@@ -34,8 +34,8 @@ pub use doctor::{
     ShowFlags,
 };
 use duration::parse_time;
-pub use perfsonar::{PerfsonarCommand, PerfsonarFlags, PerfsonarReadFlags, PerfsonarRunFlags, PerfsonarServerFlags};
 pub use measure::{MeasureFlags, ToolDirection};
+pub use perfsonar::{PerfsonarCommand, PerfsonarFlags, PerfsonarReadFlags, PerfsonarRunFlags, PerfsonarServerFlags};
 use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};
 
 /// Exit codes, as listed in `--help`; a macro, since text for several commands is put together when it is compiled.

@@ -30,8 +30,8 @@ pub struct Observed {
     pub is_proxied: bool,
     /// Facts of this host.
     pub host: HostFacts,
-    /// Highest rate that the user has allowed, bit/s.
-    pub rate_max_bps: u64,
+    /// Highest rate that the user has allowed, bit/s; `None`: any.
+    pub rate_max_bps: Option<u64>,
     /// Time of everything, seconds.
     pub time_s: f64,
 }

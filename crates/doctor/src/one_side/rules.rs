@@ -249,8 +249,8 @@ impl Case<'_> {
     /// Returns the verdict on the rates of the downloads.
     fn rates(&self) -> Option<Verdict> {
         let one = self.one().filter(|one| one.measured_bps > 0 && !one.is_too_short())?;
-        let given = self.observed.rate_max_bps as f64;
-        if one.measured_bps as f64 >= given * GIVEN {
+        let given = self.observed.rate_max_bps.map(|bps| bps as f64);
+        if let Some(given) = given.filter(|given| one.measured_bps as f64 >= given * GIVEN) {
             let because = format!("one connection has {} of the {} of --max-rate", rate(one), shown(given));
             let verdict = self.verdict(Cause::RateCap, 0.95, vec![because], "raise --max-rate to see the next limit");
             return Some(self.binds(verdict, one.measured_bps as f64));
@@ -456,7 +456,7 @@ mod tests {
             agreed: vec![AgreedCount { agreed, connections: 30 }],
             ..HandshakeReport::default()
         };
-        let mut observed = Observed { handshakes, rate_max_bps: 10_000_000_000, ..Observed::default() };
+        let mut observed = Observed { handshakes, ..Observed::default() };
         "6.18.0".clone_into(&mut observed.host.kernel);
         observed.host.settings.insert("ipv4.tcp_rmem".to_owned(), "4096 131072 6291456".to_owned());
         observed
@@ -539,7 +539,7 @@ mod tests {
         assert_eq!(limits(&path, &flows(&lossy, [100, 200, 400])), [Cause::RandomLoss]);
         assert_eq!(limits(&path, &flows(&open, [100, 101, 102])), [Cause::Clean]);
         assert_eq!(limits(&path, &flows(&open, [100, 110, 130])), [Cause::Congestion]);
-        let capped = Observed { rate_max_bps: 100_000_000, ..observed(AGREED) };
+        let capped = Observed { rate_max_bps: Some(100_000_000), ..observed(AGREED) };
         assert_eq!(limits(&capped, &flows(&open, [99, 99, 99])), [Cause::RateCap]);
         // A small file.
         let mut short = flows(&open, [100, 200, 400]);

@@ -67,7 +67,7 @@ pub fn of_file(location: &WebLocation, flags: &ExamineFlags) -> Result<u8, Error
     let each = (left / STREAMS.len() as u32).clamp(least, most);
     for streams in STREAMS {
         announce(flags, &format!("from the server: a download with {streams} connections"));
-        let rate_max_bps = flags.max_rate.0;
+        let rate_max_bps = flags.measure.max_rate.map(|most| most.0);
         match download(&file, &DownloadSpec { streams, time: each, bytes_max: DOWNLOAD_BYTES_MAX, rate_max_bps }) {
             Ok(report) => observed.downloads.push(report),
             // A server may refuse the second connection, which is a result.
@@ -82,13 +82,13 @@ pub fn of_file(location: &WebLocation, flags: &ExamineFlags) -> Result<u8, Error
 }
 
 fn time(flags: &ExamineFlags) -> Duration {
-    flags.time.unwrap_or(TIME_DEFAULT)
+    flags.measure.time.unwrap_or(TIME_DEFAULT)
 }
 
 /// Observes the handshakes, hops and sizes of a path.
 fn path(server: &HostPort, flags: &ExamineFlags, mut observed: Observed, started: Instant) -> Result<Observed, Error> {
     announce(flags, "to the server: handshakes from several ports");
-    observed.handshakes = handshakes(server, flags.from, HANDSHAKES_TIME.min(time(flags) / HANDSHAKES_PART))?;
+    observed.handshakes = handshakes(server, flags.measure.from, HANDSHAKES_TIME.min(time(flags) / HANDSHAKES_PART))?;
     announce(flags, "to the server: hops and sizes of packets that pass");
     let left = time(flags).saturating_sub(started.elapsed());
     let rtt = Duration::from_secs_f64(observed.rtt_s());
@@ -98,7 +98,7 @@ fn path(server: &HostPort, flags: &ExamineFlags, mut observed: Observed, started
         None => {}
     }
     observed.host = host_facts();
-    observed.rate_max_bps = flags.max_rate.0;
+    observed.rate_max_bps = flags.measure.max_rate.map(|most| most.0);
     Ok(observed)
 }
 

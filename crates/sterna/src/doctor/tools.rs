@@ -64,7 +64,7 @@ pub fn tool_of(flags: &ExamineFlags) -> Result<Option<Tool>, Error> {
             let server = HostPort::parse(&given.to_string_lossy(), HTTPS_PORT);
             Some(Tool::Server(server.map_err(|why| usage(format!("{}: {why}", given.display())))?))
         }
-        _ if WebLocation::is_meant(given.as_encoded_bytes()) && flags.from.is_some() => {
+        _ if WebLocation::is_meant(given.as_encoded_bytes()) && flags.measure.from.is_some() => {
             let text = "--from is not for downloads, which take the route of the system; give HOST:PORT with it";
             return Err(usage(text.to_owned()));
         }
@@ -95,7 +95,7 @@ fn is_server(target: &str) -> bool {
 /// end.
 fn one_side_flags(flags: &ExamineFlags) -> Result<(), Error> {
     let of_agents = flags.bundle.is_some() || flags.files.html.is_some() || flags.files.svg.is_some();
-    if of_agents || flags.disk.is_some() || flags.trust.is_some() {
+    if of_agents || flags.measure.disk.is_some() || flags.measure.trust.is_some() {
         let text = "--bundle, --html, --svg, --disk and --trust need an agent at the other end: sterna://HOST";
         return Err(usage(text.to_owned()));
     }

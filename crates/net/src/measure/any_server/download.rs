@@ -62,8 +62,8 @@ pub struct DownloadSpec {
     pub time: Duration,
     /// Maximum number of bytes, over all connections.
     pub bytes_max: u64,
-    /// Highest rate of all connections together, bit/s.
-    pub rate_max_bps: u64,
+    /// Highest rate of all connections together, bit/s; `None`: any.
+    pub rate_max_bps: Option<u64>,
 }
 
 /// Download that has ended.
@@ -202,7 +202,7 @@ impl Shared<'_> {
 
     fn read(&self, mut body: crate::web::FetchBody, from: Option<u64>, start: Instant) -> Result<(), Error> {
         let streams = u64::from(self.spec.streams.max(1));
-        let (most, rate) = (self.spec.bytes_max / streams, self.spec.rate_max_bps / streams);
+        let (most, rate) = (self.spec.bytes_max / streams, self.spec.rate_max_bps.map(|bps| bps / streams));
         let (mut buffer, mut received, mut requests) = (vec![0; READ_BYTES], 0, 1);
         while received < most && start.elapsed() < self.spec.time {
             let count = body.read(&mut buffer).map_err(|e| {
@@ -222,9 +222,11 @@ impl Shared<'_> {
                 body = self.fetcher.open(from)?;
             }
             // Seconds that these bytes take at the given rate.
-            let due = start + Duration::from_secs_f64(received as f64 * 8.0 / rate.max(1) as f64);
-            let end = start + self.spec.time;
-            thread::sleep(due.min(end).saturating_duration_since(Instant::now()));
+            if let Some(rate) = rate {
+                let due = start + Duration::from_secs_f64(received as f64 * 8.0 / rate.max(1) as f64);
+                let end = start + self.spec.time;
+                thread::sleep(due.min(end).saturating_duration_since(Instant::now()));
+            }
         }
         Ok(())
     }
