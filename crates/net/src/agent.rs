@@ -56,6 +56,7 @@ use self::claim::Claim;
 pub use self::commission::{Commission, CommissionSpec, FileEnd, OutgoingFile, WebServers, Work};
 use self::limiter::{Cause, Kind, Limiter, Origin, cut, warn_operator};
 use self::log::{ONLY_ROOT, SessionLog};
+pub use self::measured::OwnPlace;
 use self::sessions::{AgentSession, Seat, SessionKey, Sessions, Started};
 use self::third_party::Assignment;
 pub use self::third_party::{Reachable, ThirdPartyRules};

@@ -92,7 +92,7 @@ impl Cancel {
     }
 
     /// Waits for `time`, or until the cancellation.
-    pub(crate) fn wait(&self, time: Duration) {
+    pub fn wait(&self, time: Duration) {
         self.0.latch.wait(time);
     }
 }

@@ -28,7 +28,7 @@ use sterna_proto::Error;
 
 use self::direct::Direct;
 use self::job::Job;
-pub use self::path_cache::recorded_paths;
+pub use self::path_cache::{Observed, observe_path, recorded_paths};
 use self::replicas::ReplicaCopy;
 pub(crate) use self::run::random_session;
 use self::run::{Again, Restarts};

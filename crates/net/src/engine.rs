@@ -44,17 +44,18 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Scope};
 pub use crate::cancel::{Cancel, OnCancel};
 pub use crate::client::probe::ProbeSpec;
 pub use crate::client::query::Answers;
-pub use crate::client::recorded_paths;
 pub use crate::client::spec::{
     CopyEvent, CopyKind, CopyProgress, CopySpec, CopySummary, Granted, MEMORY_DEFAULT, PathOptions, PathPlan,
     ReplicaSummary, Trust, UnreachedPath, ViaChoice,
 };
+pub use crate::client::{Observed, observe_path, recorded_paths};
 
 use crate::budget::{Ledger, Part};
 use crate::client::spec::{CopyObserver, Initiator};
 use crate::client::{self, PlannedCopy, query};
 use crate::identity::{Fingerprint, Identity};
 use crate::measure::Measurement;
+use crate::measure::message::Occasion;
 use crate::wake::Wake;
 
 /// Events of a copy that wait for their reader. Reason: a display that draws five times a second; a copy of small files
@@ -193,7 +194,16 @@ impl Engine {
         local: Option<IpAddr>,
         cancel: &Cancel,
     ) -> Result<Measurement, Error> {
-        Measurement::connect(agent, local, &self.initiator.identity, &self.trust, cancel)
+        let proof = (&self.initiator.identity, &self.trust);
+        Measurement::connect(agent, local, proof, Occasion::Examination, cancel)
+    }
+
+    /// Starts measurements of a monitor with an agent: they end if an examination asks the agent for its place.
+    ///
+    /// Errors: as [`Engine::measure`].
+    pub fn monitor(&self, agent: &RemoteLocation, cancel: &Cancel) -> Result<Measurement, Error> {
+        let proof = (&self.initiator.identity, &self.trust);
+        Measurement::connect(agent, None, proof, Occasion::Monitoring, cancel)
     }
 
     fn launch(&self, mut spec: CopySpec, planned: PlannedCopy, initiator: Initiator) -> Result<CopyHandle, Error> {

@@ -1,4 +1,4 @@
-//! Measurements in which an agent takes part: who may ask, and their lines in the log.
+//! Measurements in which an agent takes part: who may ask, their lines in the log, and the place for its own monitor.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -8,9 +8,29 @@ use sterna_proto::Error;
 use tracing::Level;
 
 use super::limiter::{Cause, Kind, Origin, cut};
-use super::{Shared, peer_span};
+use super::{Agent, Shared, peer_span};
 use crate::handshakes::Slot;
 use crate::identity::{Fingerprint, Identity, Rights};
+use crate::measure::{Party, Place};
+
+/// Place for the measurements of an agent, held by its own monitor until it is dropped.
+pub struct OwnPlace(Place);
+
+impl OwnPlace {
+    /// Returns true if an examination waits for the place: the monitor must give it up after the present experiment.
+    pub fn is_wanted(&self) -> bool {
+        self.0.is_wanted()
+    }
+}
+
+impl Agent {
+    /// Takes the place for measurements, so that no peer measures with this agent meanwhile.
+    ///
+    /// Errors: `Busy`: a measurement is under way, or an examination waits.
+    pub fn take_place(&self) -> Result<OwnPlace, Error> {
+        self.shared.measurements.enter(Party::OwnMonitor, None).map(OwnPlace)
+    }
+}
 
 impl Shared {
     /// Serves a connection of a measurement until it ends. Needs the right to read one root, as a probe does. `slot` is

@@ -2,10 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sterna_proto::path_cache::{DataDirection, PathKey, PathRecord, PathRecords};
-use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use sterna_proto::plan::Via;
+use sterna_proto::{BitRate, Error, ErrorKind, Phase, Scope};
 
 use crate::identity::files;
 
@@ -67,6 +68,41 @@ pub fn recorded_paths(state_dir: &Path) -> Vec<PathRecord> {
     PathCache::new(state_dir).read().young(unix_time())
 }
 
+/// Observation of a path beside a copy, over TCP.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Observed {
+    /// Direction of the data.
+    pub direction: DataDirection,
+    /// Address of the agent.
+    pub remote: SocketAddr,
+    /// Rate that the path carried at least, on the wire; `None`: none was measured.
+    pub rate: Option<BitRate>,
+    /// Smallest round-trip time.
+    pub rtt: Duration,
+    /// Packets lost without load, in parts per million.
+    pub loss_ppm: u32,
+}
+
+/// Records an observation in the path cache of a state directory.
+///
+/// A rate is a lower bound, so a short or capped measurement never lowers a recorded one: the round trip and the loss of
+/// that record are updated, and its rate and its age stay. Errors: no route to the agent; of the storage.
+pub fn observe_path(state_dir: &Path, observed: &Observed) -> Result<(), Error> {
+    let cache = PathCache::new(state_dir);
+    let key = key_of(observed.direction, None, observed.remote)?;
+    let known = cache.recall(&key).into_iter().find(|record| record.via == Via::Tcp);
+    let (rtt, loss_ppm) = (observed.rtt, observed.loss_ppm);
+    let record = match (known, observed.rate) {
+        (Some(known), rate) if rate.is_none_or(|rate| rate < known.rate) => PathRecord { rtt, loss_ppm, ..known },
+        (_, Some(rate)) => {
+            let mtu = known.map_or(0, |known| known.mtu);
+            PathRecord { key, via: Via::Tcp, rate, is_full: false, rtt, loss_ppm, mtu, at: unix_time() }
+        }
+        (_, None) => return Ok(()),
+    };
+    cache.learn(record)
+}
+
 /// Returns the seconds since 1970.
 pub(super) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
@@ -94,12 +130,29 @@ pub(super) fn key_of(direction: DataDirection, local: Option<IpAddr>, remote: So
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use sterna_proto::BitRate;
-    use sterna_proto::plan::Via;
-
     use super::*;
+
+    #[test]
+    fn a_capped_rate_lowers_nothing_that_a_copy_has_learnt() {
+        let dir = tempfile::tempdir().unwrap();
+        let remote = ([127, 0, 0, 1], 7373).into();
+        let (millis, rate) = (Duration::from_millis, |megabits| Some(BitRate::megabits(megabits)));
+        let observed = Observed { direction: DataDirection::Out, remote, rate: None, rtt: millis(8), loss_ppm: 0 };
+        observe_path(dir.path(), &observed).unwrap();
+        assert_eq!(recorded_paths(dir.path()), [], "a round trip alone is no record");
+        observe_path(dir.path(), &Observed { rate: rate(100), ..observed }).unwrap();
+        let known = recorded_paths(dir.path())[0];
+        assert_eq!((known.rate, known.is_full, known.via), (BitRate::megabits(100), false, Via::Tcp));
+        let full = PathRecord { rate: BitRate::megabits(940), is_full: true, mtu: 1500, at: known.at - 9, ..known };
+        PathCache::new(dir.path()).learn(full).unwrap();
+        for rate in [rate(100), None] {
+            observe_path(dir.path(), &Observed { rate, rtt: millis(12), loss_ppm: 7, ..observed }).unwrap();
+            assert_eq!(recorded_paths(dir.path()), [PathRecord { rtt: millis(12), loss_ppm: 7, ..full }]);
+        }
+        observe_path(dir.path(), &Observed { rate: rate(2000), ..observed }).unwrap();
+        let faster = recorded_paths(dir.path())[0];
+        assert_eq!((faster.rate, faster.is_full, faster.mtu), (BitRate::megabits(2000), false, 1500));
+    }
 
     #[test]
     fn what_one_copy_learns_the_next_one_recalls_and_damage_is_no_error() {

@@ -1,6 +1,6 @@
 //! The client of measurements: asks an agent for a flow, and runs its own end of it.
 
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -15,10 +15,11 @@ use super::channel::{Channel, no_measurements};
 use super::deadline::Deadline;
 use super::flow::{self, Role};
 use super::message::{
-    Answer, Ask, EchoReport, EchoSpec, FlowReport, FlowSpec, HostFacts, SocketSettings, TrainReport, TrainSpec, VERSION,
+    Answer, Ask, EchoReport, EchoSpec, FlowReport, FlowSpec, HostFacts, Occasion, SocketSettings, TrainReport,
+    TrainSpec, VERSION,
 };
 use super::{ALPN, STREAMS_MAX, TIME_MAX, dial, packets};
-use crate::cancel::Cancel;
+use crate::cancel::{Cancel, OnCancel};
 use crate::client::spec::Trust;
 use crate::disk::DiskSpeed;
 use crate::identity::{self, Fingerprint, Identity, peer_fingerprint};
@@ -72,8 +73,8 @@ impl Measurement {
     pub(crate) fn connect(
         agent: &RemoteLocation,
         local: Option<IpAddr>,
-        identity: &Identity,
-        trust: &Arc<dyn Trust>,
+        (identity, trust): (&Identity, &Arc<dyn Trust>),
+        occasion: Occasion,
         cancel: &Cancel,
     ) -> Result<Self, Error> {
         let control = SocketSettings { mss: Some(CONTROL_MSS), ..SocketSettings::default() };
@@ -83,12 +84,24 @@ impl Measurement {
         trust.check(agent, &peer, cancel)?;
         let facts = HostFacts::default();
         let mut bench = Self { control, identity: identity.clone(), remote, local, peer, facts, rtt, lost: None };
-        bench.facts = match bench.ask(&Ask::Hello { version: VERSION }, HANDSHAKE_TIME_MAX)? {
+        bench.facts = match bench.ask(&Ask::Hello { version: VERSION, occasion }, HANDSHAKE_TIME_MAX)? {
             Answer::Host(facts) => *facts,
             other => return Err(unexpected(&other)),
         };
         bench.facts.check()?;
         Ok(bench)
+    }
+
+    /// Ends the measurements at the cancellation: a question without an answer fails at once. A flow under way ends with
+    /// its time.
+    pub fn end_at(&self, cancel: &Cancel) -> OnCancel {
+        let control = self.control.socket().try_clone();
+        cancel.on_cancel(move || {
+            if let Ok(control) = control {
+                // Fails only if the connection is gone.
+                let _ = control.shutdown(Shutdown::Both);
+            }
+        })
     }
 
     /// Returns the facts of the agent's host.

@@ -22,6 +22,17 @@ pub use self::packets::{
 /// Version of the messages.
 pub const VERSION: u32 = 1;
 
+/// Occasion of measurements. One for a monitor yields to an examination.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Occasion {
+    /// A user waits for the result.
+    #[default]
+    Examination,
+    /// An agent measures its paths from time to time.
+    Monitoring,
+}
+
 /// Question of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
@@ -30,6 +41,9 @@ pub enum Ask {
     Hello {
         /// Version of the messages.
         version: u32,
+        /// Occasion of the measurements.
+        #[serde(default)]
+        occasion: Occasion,
     },
     /// First message of a connection that carries data. Answer: [`Answer::Joined`]; afterwards the connection carries
     /// the data of a flow without TLS.

@@ -7,8 +7,8 @@
 //!
 //! The passive half needs no agent: [`Connections`] reads every TCP connection of this host.
 //!
-//! An agent takes part in one measurement at a time, only with authorized peers. Each flow has a time and a maximum of
-//! bytes. Refuses to judge what it observes.
+//! An agent takes part in one measurement at a time, only with authorized peers. Those of monitors yield to
+//! examinations. Each flow has a time and a maximum of bytes. Refuses to judge what it observes.
 
 mod again;
 pub mod any_server;
@@ -38,7 +38,7 @@ pub use self::message::{
 };
 pub use self::packets::{StampReflector, stamp_echoes};
 pub use self::processes::{Process, family_of, is_in_other_network, sockets_of};
-pub(crate) use self::serve::{Guest, Measurements, is_measurement};
+pub(crate) use self::serve::{Guest, Measurements, Party, Place, is_measurement};
 pub use self::stamp::STAMP_PORT;
 pub(crate) use self::stamp::fuzz as fuzz_stamp;
 

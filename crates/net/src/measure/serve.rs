@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::net::RecvFlags;
 use rustls::ServerConnection;
 use rustls::server::{Acceptor, ServerConnectionData};
@@ -16,7 +16,7 @@ use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use super::channel::Channel;
 use super::deadline::Deadline;
 use super::flow::{self, Role};
-use super::message::{Answer, Ask, FlowReport, FlowSpec, SocketSettings};
+use super::message::{Answer, Ask, FlowReport, FlowSpec, Occasion, SocketSettings};
 use super::{ALPN, STREAMS_MAX, TIME_MAX, host, packets};
 use crate::disk::{Root, SPEED_BYTES_MAX, SPEED_TIME_MAX};
 use crate::identity::{Fingerprint, Identity, peer_fingerprint};
@@ -37,6 +37,13 @@ const HELLO_BYTES_MAX: usize = 4096;
 /// Maximum size of a question in bytes. Reason: the record of a packet train has 3760 intervals of up to 20 bytes.
 const ASK_BYTES_MAX: u32 = 256 << 10;
 
+/// Time that an examination waits for a place which a monitor holds. Reason: a monitor gives it up after the experiment
+/// that runs, at most 15 s, and the client of the examination waits 30 s for its first answer.
+const YIELD_WITHIN: Duration = Duration::from_secs(20);
+
+/// Maximum number of examinations that wait. Reason: each holds a thread, and the second one waits for the first.
+const WAITING_MAX: usize = 4;
+
 /// Finds the root, and the rest of the path, of a directory that a peer may write to.
 pub(crate) type DirectoryOf<'a> = dyn Fn(&Fingerprint, &[u8]) -> Result<(Root, Vec<u8>), Error> + 'a;
 
@@ -48,16 +55,52 @@ type ServerChannel = Channel<ServerConnection, ServerConnectionData>;
 
 /// Measurements in which an agent takes part: one at a time.
 pub(crate) struct Measurements {
-    running: Mutex<Option<Running>>,
+    state: Mutex<State>,
+    /// Notified when the place is free.
+    freed: Condvar,
     /// UDP port of packet trains and echoes; 0: a free one for each measurement.
     port: u16,
 }
 
+#[derive(Default)]
+struct State {
+    running: Option<Running>,
+    /// Number of examinations that wait for a monitor to yield.
+    waiting: usize,
+}
+
+/// Party that measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Party {
+    /// Peer that examines the path.
+    Examiner(Fingerprint),
+    /// Peer that monitors the path.
+    Monitor(Fingerprint),
+    /// Monitor of this agent.
+    OwnMonitor,
+    /// Client of another tool, which nobody has authenticated.
+    Guest,
+}
+
+impl Party {
+    /// Returns true if it gives up its place for an examination.
+    fn yields(self) -> bool {
+        matches!(self, Self::Monitor(_) | Self::OwnMonitor)
+    }
+
+    fn key(self) -> Option<Fingerprint> {
+        match self {
+            Self::Examiner(key) | Self::Monitor(key) => Some(key),
+            Self::OwnMonitor | Self::Guest => None,
+        }
+    }
+}
+
 /// Measurement under way.
 struct Running {
-    /// Key of the peer; `None`: a client of another tool, which nobody has authenticated.
-    peer: Option<Fingerprint>,
-    from: SocketAddr,
+    party: Party,
+    /// Address of the other end; `None` for the monitor of this agent.
+    from: Option<SocketAddr>,
     /// Token of the flow whose streams join, and the way to it.
     joining: Option<(String, Sender<(u32, TcpStream)>)>,
 }
@@ -80,7 +123,7 @@ impl Measurements {
     /// Makes the measurements of an agent. `port`: UDP port of packet trains and echoes; `None`: a free one for each
     /// measurement.
     pub(crate) fn new(port: Option<u16>) -> Self {
-        Self { running: Mutex::default(), port: port.unwrap_or(0) }
+        Self { state: Mutex::default(), freed: Condvar::new(), port: port.unwrap_or(0) }
     }
 
     /// Serves a connection until it ends. `may_measure` refuses peers, and `directory` paths. Returns the number of
@@ -109,8 +152,12 @@ impl Measurements {
         // would not read why.
         let first = channel.receive(FIRST_ASK_BYTES_MAX, deadline());
         let outcome = first.and_then(|ask| may_measure(&peer).map(|()| ask)).and_then(|ask| match ask {
-            Ask::Hello { .. } => {
-                let place = self.enter(Some(peer), from)?;
+            Ask::Hello { occasion, .. } => {
+                let party = match occasion {
+                    Occasion::Examination => Party::Examiner(peer),
+                    Occasion::Monitoring => Party::Monitor(peer),
+                };
+                let place = self.enter(party, Some(from))?;
                 channel.send(&Answer::Host(Box::new(host::facts())), deadline())?;
                 let control = Control { peer, directory, flow: None, packets: None, started: 0, place };
                 control.run(&mut channel).map(Served::Control)
@@ -136,29 +183,50 @@ impl Measurements {
         }
     }
 
-    /// Begins a measurement. Errors: `Busy`.
-    pub(super) fn enter(self: &Arc<Self>, peer: Option<Fingerprint>, from: SocketAddr) -> Result<Place, Error> {
-        let mut running = self.running.lock();
-        if let Some(other) = &*running {
-            let text =
-                format!("this agent takes part in a measurement with {} already; try again in a minute", other.from);
-            return Err(Error::new(ErrorKind::Busy, Scope::Service, Phase::Prepare, text).retry(Retry::After));
+    /// Begins a measurement. An examination waits for a monitor to yield. Errors: `Busy`.
+    pub(crate) fn enter(self: &Arc<Self>, party: Party, from: Option<SocketAddr>) -> Result<Place, Error> {
+        let mut state = self.state.lock();
+        let waits = matches!(party, Party::Examiner(_)) && state.waiting < WAITING_MAX;
+        if waits {
+            let until = Instant::now() + YIELD_WITHIN;
+            state.waiting += 1;
+            while state.running.as_ref().is_some_and(|running| running.party.yields()) {
+                if self.freed.wait_until(&mut state, until).timed_out() {
+                    break;
+                }
+            }
+            state.waiting -= 1;
         }
-        *running = Some(Running { peer, from, joining: None });
-        Ok(Place(Arc::clone(self)))
+        // A monitor that comes back does not take the place of those that wait for it.
+        let is_promised = party.yields() && state.waiting > 0;
+        if state.running.is_some() || is_promised {
+            return Err(busy(state.running.as_ref()));
+        }
+        state.running = Some(Running { party, from, joining: None });
+        Ok(Place { of: Arc::clone(self), party })
     }
 
     /// Returns the way to the flow with a token. Errors: `Denied`.
     pub(super) fn way_of(&self, peer: Option<Fingerprint>, token: &str) -> Result<Sender<(u32, TcpStream)>, Error> {
-        let running = self.running.lock();
-        let joining =
-            running.as_ref().filter(|running| running.peer == peer).and_then(|running| running.joining.as_ref());
+        let state = self.state.lock();
+        let joining = state.running.as_ref().filter(|running| running.party.key() == peer);
+        let joining = joining.and_then(|running| running.joining.as_ref());
         let way = joining.filter(|(expected, _)| expected == token).map(|(_, way)| way.clone());
         way.ok_or_else(|| {
             let text = "no flow with this token waits for a stream";
             Error::new(ErrorKind::Denied, Scope::Service, Phase::Prepare, text)
         })
     }
+}
+
+fn busy(running: Option<&Running>) -> Error {
+    let what = match running.map(|running| running.from) {
+        Some(Some(other)) => format!("takes part in a measurement with {other} already"),
+        Some(None) => "measures one of its paths (--monitor)".to_owned(),
+        None => "is about to take part in an examination".to_owned(),
+    };
+    let text = format!("this agent {what}; try again in a minute");
+    Error::new(ErrorKind::Busy, Scope::Service, Phase::Prepare, text).retry(Retry::After)
 }
 
 /// Connection of a client of another tool that was served.
@@ -172,27 +240,36 @@ pub(crate) enum Guest {
 }
 
 /// Place of the measurement under way, until it is dropped.
-pub(super) struct Place(Arc<Measurements>);
+pub(crate) struct Place {
+    of: Arc<Measurements>,
+    party: Party,
+}
 
 impl Place {
     /// Lets streams with a token join by `way`.
     pub(super) fn announce(&self, token: String, way: Sender<(u32, TcpStream)>) {
-        if let Some(running) = &mut *self.0.running.lock() {
+        if let Some(running) = &mut self.of.state.lock().running {
             running.joining = Some((token, way));
         }
     }
 
     /// Lets no more streams join.
     pub(super) fn withdraw(&self) {
-        if let Some(running) = &mut *self.0.running.lock() {
+        if let Some(running) = &mut self.of.state.lock().running {
             running.joining = None;
         }
+    }
+
+    /// Returns true if a monitor holds the place and an examination waits for it.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.party.yields() && self.of.state.lock().waiting > 0
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        *self.0.running.lock() = None;
+        self.of.state.lock().running = None;
+        self.of.freed.notify_all();
     }
 }
 
@@ -235,6 +312,10 @@ impl Control<'_> {
                 Err(error) if error.kind == ErrorKind::Unreachable => return Ok(self.started),
                 Err(error) => return Err(error),
             };
+            if begins_experiment(&ask) && self.place.is_wanted() {
+                channel.send(&refusal(&busy(None)), Deadline::after(ANSWER_WITHIN))?;
+                return Ok(self.started);
+            }
             let answer = match ask {
                 Ask::Flow(spec) => self.prepare(spec),
                 Ask::Start => self.start(),
@@ -300,7 +381,7 @@ impl Control<'_> {
     fn packets(&mut self, ask: Ask, client: &TcpStream) -> Result<Answer, Error> {
         let packets = match &mut self.packets {
             Some(packets) => packets,
-            none => none.insert(packets::Agent::open(client, self.place.0.port)?),
+            none => none.insert(packets::Agent::open(client, self.place.of.port)?),
         };
         match ask {
             Ask::Train(spec) => packets.prepare_train(&spec),
@@ -346,6 +427,10 @@ impl Drop for Control<'_> {
             let _ = thread.join();
         }
     }
+}
+
+fn begins_experiment(ask: &Ask) -> bool {
+    matches!(ask, Ask::Flow(_) | Ask::Train(_) | Ask::Echo(_) | Ask::Disk { .. })
 }
 
 /// Returns the role of the agent, and the settings of its sockets.

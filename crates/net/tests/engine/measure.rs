@@ -2,11 +2,12 @@
 
 use std::net::TcpStream;
 use std::path::Path;
+use std::thread;
 
 use sterna_net::disk::{Access, Root};
 use sterna_net::engine::{Cancel, Engine};
 use sterna_net::identity::Identity;
-use sterna_net::measure::{FlowSpec, Measurement, SocketSettings};
+use sterna_net::measure::{EchoSpec, FlowSpec, Measurement, SocketSettings};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Location};
@@ -105,6 +106,55 @@ fn an_agent_takes_part_in_one_measurement_at_a_time_with_peers_that_may_read() {
     assert!(error.kind == ErrorKind::Untrusted && error.text().contains("not authorized"), "{error}");
     // Something else than TLS leaves the agent in order.
     std::io::Write::write_all(&mut TcpStream::connect(listed.addr()).unwrap(), b"GET / HTTP/1.1\r\n\r\n").unwrap();
+}
+
+/// A user waits for an examination, and nobody for a monitor.
+#[test]
+fn monitors_yield_to_an_examination_and_never_to_each_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let served = serve(directory.path());
+    let monitor = || {
+        let engine = Engine::new(Identity::ephemeral().unwrap(), served.trust());
+        engine.monitor(&location(&served), &Cancel::default())
+    };
+    let examine = || bench(&served, Identity::ephemeral().unwrap());
+    let own = served.agent().take_place().unwrap();
+    assert!(served.agent().take_place().is_err() && !own.is_wanted());
+    let Err(error) = monitor() else { panic!("two monitors at a time") };
+    assert!(error.kind == ErrorKind::Busy && error.text().contains("--monitor"), "{error}");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(examine);
+        while !own.is_wanted() {
+            thread::yield_now();
+        }
+        // Whoever waits comes first.
+        assert_eq!(monitor().err().map(|error| error.kind), Some(ErrorKind::Busy));
+        drop(own);
+        assert!(served.agent().take_place().is_err());
+        drop(waiting.join().unwrap().unwrap());
+    });
+    // The place is free soon after the end of the examination.
+    let mut visit = std::iter::repeat_with(monitor).find_map(Result::ok).unwrap();
+    let echoes = EchoSpec { ports: 1, per_port: 3, interval_us: 1000, packet_bytes: 128 };
+    visit.echo(&echoes).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(examine);
+        let refused = std::iter::repeat_with(|| visit.echo(&echoes)).find_map(Result::err).unwrap();
+        assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
+        waiting.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_cancellation_ends_a_question_that_waits() {
+    let directory = tempfile::tempdir().unwrap();
+    let served = serve(directory.path());
+    let cancel = Cancel::default();
+    let engine = Engine::new(Identity::ephemeral().unwrap(), served.trust());
+    let mut visit = engine.monitor(&location(&served), &cancel).unwrap();
+    let _end = visit.end_at(&cancel);
+    cancel.cancel();
+    assert!(visit.flow(&spec(DataDirection::In)).is_err());
 }
 
 /// An agent of an earlier release knows the protocol of lanes only.

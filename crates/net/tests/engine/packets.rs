@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use sterna_net::engine::Cancel;
 use sterna_net::identity::Identity;
-use sterna_net::measure::message::{Answer, Ask};
+use sterna_net::measure::message::{Answer, Ask, Occasion};
 use sterna_net::measure::{EchoSpec, Measurement, StampReflector, TrainReport, TrainSpec, stamp_echoes};
 use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
@@ -199,7 +199,7 @@ fn a_closed_udp_port_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let served = Served::start(directory.path());
     let mut client = ByHand::connect(&served);
-    client.ask(&Ask::Hello { version: 1 });
+    client.ask(&Ask::Hello { version: 1, occasion: Occasion::Examination });
     for direction in DIRECTIONS {
         assert!(matches!(client.ask(&Ask::Train(spec(direction))), Answer::Packets { .. }));
         let Answer::Refused { code, reason } = client.ask(&Ask::StartTrain) else { panic!("it starts") };

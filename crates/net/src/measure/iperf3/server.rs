@@ -20,7 +20,7 @@ use crate::measure::deadline::Deadline;
 use crate::measure::flow::{self, Role};
 use crate::measure::host;
 use crate::measure::message::{FlowReport, FlowSpec, SocketSettings};
-use crate::measure::serve::{Guest, Measurements, Place};
+use crate::measure::serve::{Guest, Measurements, Party, Place};
 
 /// Time of each message of a client, and in which its streams join. Reason: some round trips with losses. A stranger
 /// holds the place no longer.
@@ -65,7 +65,7 @@ impl Iperf3Server {
             let _ = way.send((0, control.into_stream()));
             return Ok(Guest::Stream);
         }
-        let place = match self.0.enter(None, from) {
+        let place = match self.0.enter(Party::Guest, Some(from)) {
             Ok(place) => place,
             Err(_) => {
                 control.send_state(State::AccessDenied)?;

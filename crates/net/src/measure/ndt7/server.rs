@@ -19,7 +19,7 @@ use crate::identity::Identity;
 use crate::measure::deadline::{Bounded, Deadline, in_words};
 use crate::measure::flow::{self, micros};
 use crate::measure::message::SocketSettings;
-use crate::measure::serve::{Guest, Measurements, Place};
+use crate::measure::serve::{Guest, Measurements, Party, Place};
 use crate::sys;
 
 /// Maximum size of the query of a client in bytes. Source: the specification.
@@ -137,7 +137,7 @@ impl Ndt7Server {
         if !is_ndt7 || request.uri().query().is_some_and(|query| query.len() > QUERY_BYTES_MAX) {
             return Asked::Refused(StatusCode::BAD_REQUEST);
         }
-        self.measurements.enter(None, from).map_or(Asked::Busy, |place| Asked::Test(kind, place))
+        self.measurements.enter(Party::Guest, Some(from)).map_or(Asked::Busy, |place| Asked::Test(kind, place))
     }
 }
 
