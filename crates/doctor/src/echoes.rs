@@ -6,7 +6,7 @@ use sterna_net::measure::{EchoPort, EchoReport};
 
 use crate::verdict::RttMode;
 use crate::view::median;
-use crate::words::percent;
+use crate::words::{millis, percent};
 
 /// Echoes over all ports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -93,11 +93,6 @@ impl EchoSummary {
         lines.push(format!("  TTL          {} there, {} here", ttl(self.forward_ttl), ttl(self.reverse_ttl)));
         lines
     }
-}
-
-/// Returns a round trip for people. Modes differ by tenths of a millisecond.
-fn millis(seconds: f64) -> String {
-    format!("{:.2} ms", seconds * 1e3)
 }
 
 /// Returns the round trips of ports in groups: a new group begins at a gap. `rtt_s`: round trip of the path, seconds.

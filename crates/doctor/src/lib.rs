@@ -6,6 +6,8 @@
 //! [`facts`] of both directions into verdicts, and a [`report`] shows them. Any TCP server shows what one side can
 //! infer ([`one_side`]). A [`case`] keeps examinations over weeks.
 //!
+//! Between examinations, the [`monitor`] of an agent measures its paths lightly, and finds changes.
+//!
 //! Everything but [`run`] is pure: it reads no clock and opens no socket. Also pure, and without a network: window
 //! arithmetic of kernels ([`kernel`]), response functions ([`response`]), and the [`plan`] of a path; and on one host,
 //! the observation of connections ([`watch`]) and of settings ([`host`]).
@@ -18,6 +20,7 @@ pub mod evidence;
 pub mod facts;
 pub mod host;
 pub mod kernel;
+pub mod monitor;
 pub mod one_end;
 pub mod one_side;
 pub mod perfsonar;

@@ -4,7 +4,6 @@
 //! and rate.
 
 use std::path::Path;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use sterna_net::disk::{Access, DiskSpeed, Root, SPEED_BYTES_MAX, SPEED_TIME_MAX};
@@ -68,7 +67,7 @@ fn perform(
         Experiment::Disk { path } if purpose == Purpose::NearDisk => Outcome::Disk(near_disk(path)?),
         Experiment::Disk { path } => Outcome::Disk(measurement.disk(path)?),
         Experiment::Train { spec, rest_ms } => {
-            rest(Duration::from_millis(*rest_ms), cancel);
+            cancel.wait(Duration::from_millis(*rest_ms));
             unless_cancelled(cancel)?;
             Outcome::Train(measurement.train(spec)?)
         }
@@ -90,12 +89,4 @@ fn unless_cancelled(cancel: &Cancel) -> Result<(), Error> {
 
 fn near_disk(path: &str) -> Result<DiskSpeed, Error> {
     Root::open(Path::new(path), Access::ReadWrite)?.speed(b"", SPEED_BYTES_MAX, SPEED_TIME_MAX)
-}
-
-/// Waits, until the cancellation at most.
-fn rest(time: Duration, cancel: &Cancel) {
-    let (cancelled, wait) = channel::<()>();
-    let _cancel = cancel.on_cancel(move || drop(cancelled));
-    // Ends by the time, or by the drop of the sender.
-    let _ = wait.recv_timeout(time);
 }

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use sterna_proto::quantity::readable_time;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 /// Returns a part for people, in per cent.
 pub fn percent(part: f64) -> String {
@@ -21,4 +23,16 @@ pub fn time(seconds: f64) -> String {
         Ok(time) => readable_time(time),
         Err(_) => "for ever".to_owned(),
     }
+}
+
+/// Returns a round trip for people. Modes differ by tenths of a millisecond.
+pub fn millis(seconds: f64) -> String {
+    format!("{:.2} ms", seconds * 1e3)
+}
+
+/// Returns a time of day in UTC. `seconds`: since 1970.
+pub fn date(seconds: u64) -> String {
+    let date = i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    let text = date.and_then(|date| date.format(&Rfc3339).ok());
+    text.map_or_else(|| "at an unknown time".to_owned(), |text| text.replace('T', " ").replace('Z', " UTC"))
 }

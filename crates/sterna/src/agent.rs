@@ -20,6 +20,7 @@ use sterna_service::agent::{Link, LinkOptions, ReachableAt, tls_settings};
 use crate::flags::service::ServiceUrl;
 use crate::flags::{AgentFlags, ThirdPartyFlag};
 use crate::jobs::credentials;
+use crate::monitor::Monitor;
 use crate::output::{print_line, say};
 use crate::{agent_log, state};
 
@@ -66,7 +67,7 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
         Error::new(ErrorKind::Internal, Scope::Service, Phase::Prepare, "listen for signals").caused_by(e)
     };
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(deaf)?;
-    let agent = Arc::new(Agent::start(options, identity)?);
+    let agent = Arc::new(Agent::start(options, identity.clone())?);
     if let Some(listen) = flags.iperf3 {
         agent.answer_iperf3(listen)?;
     }
@@ -76,9 +77,11 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     // They run until the agent ends.
     let _reflectors = reflectors(&flags.stamp)?;
     let link = link.map(|link| Link::start(Arc::clone(&agent), link)).transpose()?;
+    let monitor = Monitor::start(&flags.monitor, &agent, &identity, &state::directory(flags.state.as_deref())?)?;
     let stopped = Arc::clone(&agent);
     let wait = move || {
         signals.forever().next();
+        monitor.iter().for_each(Monitor::stop);
         link.into_iter().for_each(Link::stop);
         stopped.stop();
     };

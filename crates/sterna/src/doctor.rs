@@ -3,6 +3,7 @@
 mod bundle;
 mod case;
 mod examine;
+mod history;
 mod host;
 mod iperf3;
 mod ndt7;
@@ -31,6 +32,7 @@ pub fn run(flags: &DoctorFlags) -> Result<u8, Error> {
         Some(DoctorCommand::Compare(flags)) => bundle::compare(flags),
         Some(DoctorCommand::Perfsonar(flags)) => perfsonar::run(flags),
         Some(DoctorCommand::Case(flags)) => case::run(&flags.command),
+        Some(DoctorCommand::History(flags)) => history::run(flags),
         None => match tools::tool_of(&flags.examine)? {
             Some(tools::Tool::Iperf3(server)) => iperf3::run(&server, &flags.examine),
             Some(tools::Tool::Stamp(reflector)) => stamp::run(&reflector, &flags.examine),

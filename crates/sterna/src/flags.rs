@@ -21,6 +21,7 @@ pub mod config;
 mod doctor;
 mod duration;
 mod measure;
+mod monitor;
 mod perfsonar;
 pub mod service;
 
@@ -30,11 +31,12 @@ pub use case::{
 };
 use config::ConfigFlags;
 pub use doctor::{
-    CompareFlags, DoctorCommand, DoctorFlags, DoctorWatchFlags, ExamineFlags, HostFlags, PlanFlags, ReportFiles,
-    ShowFlags,
+    CompareFlags, DoctorCommand, DoctorFlags, DoctorWatchFlags, ExamineFlags, HistoryFlags, HostFlags, PlanFlags,
+    ReportFiles, ShowFlags,
 };
 use duration::parse_time;
 pub use measure::{MeasureFlags, ToolDirection};
+pub use monitor::MonitorFlags;
 pub use perfsonar::{PerfsonarCommand, PerfsonarFlags, PerfsonarReadFlags, PerfsonarRunFlags, PerfsonarServerFlags};
 use service::{BanFlags, CancelFlags, ExplainFlags, ListFlags, ServiceUrl, StatusFlags, SubmitFlags, WatchFlags};
 
@@ -119,6 +121,8 @@ const AGENT_EXAMPLES: &str = "Examples:
       --listen '[::]:7373' --authorize /etc/sterna/authorized
   sterna agent --root /data --authorize /etc/sterna/authorized \\
       --third-party hub.example.org                  # may copy to and from that agent
+  sterna agent --root /data --authorize /etc/sterna/authorized \\
+      --monitor sterna://hub.example.org --metrics 127.0.0.1:7375
   sterna agent --root . --listen 127.0.0.1:7373 --authorize-any    # to try it
 
 It prints one line on stdout when it is ready and its log on stderr, and runs until
@@ -224,6 +228,9 @@ pub struct AgentFlags {
     /// each host, for anybody; the default port is 862; can be repeated
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = parse_listen_for_stamp)]
     pub stamp: Vec<SocketAddr>,
+    /// Measurements of paths to other agents.
+    #[command(flatten)]
+    pub monitor: MonitorFlags,
     /// Format of the log on stderr
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,

@@ -14,6 +14,7 @@ mod golden;
 mod jobs;
 mod limits;
 mod log;
+mod monitor;
 mod output;
 mod page;
 mod paths;

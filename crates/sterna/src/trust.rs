@@ -22,6 +22,8 @@ pub struct AskedTrust {
     given: Vec<Fingerprint>,
     /// True if the command has several agents: `given` then does not show which agent a key belongs to.
     has_several_agents: bool,
+    /// True if nobody answers a question, even if there is a terminal.
+    is_silent: bool,
     /// Held while a question is open, so that there is one question at a time.
     asking: Mutex<()>,
 }
@@ -29,7 +31,12 @@ pub struct AskedTrust {
 impl AskedTrust {
     /// Returns the trust with the recorded keys of a state directory, and those given with `--trust`.
     pub fn new(state: &Path, given: Vec<Fingerprint>, has_several_agents: bool) -> Self {
-        Self { known: KnownHosts::new(state), given, has_several_agents, asking: Mutex::new(()) }
+        Self { known: KnownHosts::new(state), given, has_several_agents, is_silent: false, asking: Mutex::new(()) }
+    }
+
+    /// Returns the trust of a program without a user: an unknown key is an error.
+    pub fn without_questions(state: &Path, given: Vec<Fingerprint>) -> Self {
+        Self { is_silent: true, ..Self::new(state, given, true) }
     }
 }
 
@@ -77,7 +84,7 @@ impl Trust for AskedTrust {
 
 impl AskedTrust {
     fn ask(&self, name: &str, peer: &Fingerprint, cancel: &Cancel) -> Result<(), Error> {
-        if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+        if self.is_silent || !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
             return Err(untrusted(format!(
                 "the key {peer} of {name} is unknown to this host: compare it with {SHOWN_AT_AGENT}; if both are the same, give --trust {peer}"
             )));

@@ -5,8 +5,6 @@
 //! through `maud`, which escapes it, and without characters that change the direction of text.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 use super::exclude::{CAUSES, Ruling, Rulings, alike};
 use super::figures::{self, Figure};
@@ -16,6 +14,7 @@ use crate::bundle::Proof;
 use crate::evidence::{Direction, Evidence, Experiment, Outcome, Purpose, Record};
 use crate::facts::Facts;
 use crate::verdict::{Cause, Verdict};
+use crate::words::date;
 
 /// Content of a page.
 pub struct Page<'a> {
@@ -569,15 +568,8 @@ fn answered(evidence: &Evidence, record: &Record) -> String {
     }
 }
 
-/// Returns a time of day in UTC.
-fn date(seconds: u64) -> String {
-    let date = i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
-    let text = date.and_then(|date| date.format(&Rfc3339).ok());
-    text.map_or_else(|| "at an unknown time".to_owned(), |text| text.replace('T', " ").replace('Z', " UTC"))
-}
-
 /// Style of the page.
-const STYLE: &str = "\
+pub(super) const STYLE: &str = "\
 :root{--ink:#1c2126;--soft:#5b6570;--edge:#d9dee3;--paper:#fff;--panel:#f5f7f9;--link:#0060a8;--good:#1b7f5c;--warn:#a4480c}
 @media screen and (prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#a4adb6;--edge:#3a424a;--paper:#181c20;\
 --panel:#20262b;--link:#7cc0f5;--good:#5fd0a5;--warn:#ffa45c}}

@@ -3,6 +3,7 @@
 pub mod compare;
 pub mod exclude;
 pub mod figures;
+pub mod history;
 pub mod html;
 pub mod repeat;
 pub mod text;

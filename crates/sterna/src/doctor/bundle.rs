@@ -104,7 +104,7 @@ fn not_written(path: &Path, error: std::io::Error) -> Error {
     Error::new(ErrorKind::Io, Scope::Client, Phase::Finalise, text).caused_by(error)
 }
 
-fn print_json(value: &impl Serialize) -> Result<u8, Error> {
+pub fn print_json(value: &impl Serialize) -> Result<u8, Error> {
     let line = serde_json::to_vec(value).map_err(|e| {
         Error::new(ErrorKind::Internal, Scope::Client, Phase::Finalise, "write the report as JSON").caused_by(e)
     })?;

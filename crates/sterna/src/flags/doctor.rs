@@ -9,6 +9,7 @@ use sterna_doctor::kernel::KernelVersion;
 use sterna_doctor::plan::{RTT_MAX, RTT_MIN};
 use sterna_net::measure::STREAMS_MAX;
 use sterna_proto::BitRate;
+use sterna_proto::location::RemoteLocation;
 
 use super::case::CaseFlags;
 use super::duration::parse_time;
@@ -39,6 +40,7 @@ Examples:
   sterna doctor --watch                                # connections of this host
   sterna doctor host                                   # settings of this host
   sterna doctor plan --rate 10Gbit --rtt 148ms         # arithmetic, without a network
+  sterna doctor history                                # paths that the agent monitors
 
 The HTML page is for the operators of another network, and the bundle is its evidence.";
 
@@ -47,6 +49,13 @@ Examples:
   sterna doctor show before.json
   sterna doctor show before.json --html page.html
   sterna doctor show before.json --pscheduler     # for an archive of perfSONAR";
+
+const HISTORY_EXAMPLES: &str = "\
+Examples:
+  sterna doctor history --state /var/lib/sterna          # all paths of the agent
+  sterna doctor history sterna://hub.example.org --since 30d --html hub.html
+
+The rounds are those of sterna agent --monitor, in its state directory.";
 
 const COMPARE_EXAMPLES: &str = "\
 Examples:
@@ -146,6 +155,29 @@ pub enum DoctorCommand {
     Compare(CompareFlags),
     /// Run tests on nodes of perfSONAR, and read their archives
     Perfsonar(PerfsonarFlags),
+    /// Show the paths that an agent of this host monitors: what holds now, open alarms, and changes
+    #[command(after_help = HISTORY_EXAMPLES)]
+    History(HistoryFlags),
+}
+
+/// Flags of `sterna doctor history`.
+#[derive(Debug, Args)]
+pub struct HistoryFlags {
+    /// Agent at the other end of the path, as --monitor names it (default: all)
+    #[arg(value_name = "sterna://HOST[:PORT]", value_parser = super::monitor::parse_peer)]
+    pub peer: Option<RemoteLocation>,
+    /// Age of the oldest change that is shown, such as 24h or 30d
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_time)]
+    pub since: Duration,
+    /// Print JSON: an object with all paths, their changes and their rounds
+    #[arg(long)]
+    pub json: bool,
+    /// Write a page with plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// State directory of the agent (default: sterna in $XDG_STATE_HOME, or ~/.local/state/sterna)
+    #[arg(long, value_name = "DIR", env = "STERNA_STATE")]
+    pub state: Option<PathBuf>,
 }
 
 /// Flags of `sterna doctor show`.

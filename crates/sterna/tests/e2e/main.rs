@@ -16,6 +16,7 @@ mod floods;
 mod follow;
 mod hostile;
 mod kills;
+mod monitor;
 mod names;
 mod networks;
 mod one_side;

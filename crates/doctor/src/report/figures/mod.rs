@@ -11,8 +11,10 @@ mod flows;
 pub(crate) mod history;
 mod ladder;
 mod plot;
+mod rounds;
 mod trains;
 
+pub use self::rounds::history;
 pub use self::plot::{Figure, STYLE};
 use crate::evidence::{Direction, Evidence};
 use crate::report::Report;

@@ -1,0 +1,316 @@
+//! Monitor of an agent: visits its peers by the schedule, stores the rounds, and logs alarms.
+//!
+//! One thread visits one peer at a time. It holds the place for measurements of its own agent meanwhile, so that tests
+//! never overlap on a host, and gives the place up if an examination waits. Decisions are in `sterna_doctor::monitor`.
+
+mod http;
+pub mod store;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use sterna_doctor::evidence::Direction;
+use sterna_doctor::monitor::{
+    Change, ECHOES, Echoes, Failure, Measured, Outcome, Present, Round, Schedule, Series, Settings, Test, TestPlan,
+    Turn, evidence, metrics,
+};
+use sterna_net::agent::{Agent, OwnPlace};
+use sterna_net::engine::{Cancel, Engine, Observed, Trust, observe_path};
+use sterna_net::identity::{Identity, KnownHosts};
+use sterna_net::measure::{FlowSpec, Measurement, SocketSettings, host_facts};
+use sterna_proto::location::RemoteLocation;
+use sterna_proto::{BitRate, Error, ErrorKind, Phase, Scope};
+
+use self::store::Journal;
+use crate::flags::MonitorFlags;
+use crate::trust::AskedTrust;
+
+/// Maximum number of peers. Reason: they are visited one after the other, within five minutes with some tests.
+const PEERS_MAX: usize = 64;
+
+/// Time over which spent bytes count after a restart, seconds.
+const DAY_S: u64 = 86_400;
+
+/// Running monitor. It ends with [`Monitor::stop`].
+pub struct Monitor {
+    cancel: Cancel,
+}
+
+/// Path to a peer, with its rounds so far.
+struct MonitoredPath {
+    name: String,
+    series: Series,
+}
+
+type Paths = Arc<Mutex<Vec<MonitoredPath>>>;
+
+/// Peer that is visited.
+struct Peer {
+    location: RemoteLocation,
+    journal: Journal,
+    /// The last visit had no measurements.
+    is_absent: bool,
+}
+
+/// Thread that visits the peers.
+struct Worker {
+    agent: Arc<Agent>,
+    engine: Engine,
+    state: PathBuf,
+    peers: Vec<Peer>,
+    paths: Paths,
+    schedule: Schedule,
+    cancel: Cancel,
+    start: Instant,
+}
+
+/// End of a visit.
+enum Visit {
+    /// This host or the peer has a measurement with somebody else.
+    Busy,
+    /// No measurements.
+    Failed(Failure),
+    /// Measurements, the address of the peer, and the test that ran.
+    Measured(Measured, SocketAddr, Option<TestPlan>),
+}
+
+impl Monitor {
+    /// Starts the monitor of an agent; `None` if it has no peers.
+    ///
+    /// Errors: `Usage`: too many peers, or one twice; the address for metrics is in use; the stored rounds cannot be
+    /// read.
+    pub fn start(
+        flags: &MonitorFlags,
+        agent: &Arc<Agent>,
+        identity: &Identity,
+        state: &Path,
+    ) -> Result<Option<Self>, Error> {
+        let mut names: Vec<String> = flags.peers.iter().map(KnownHosts::name_of).collect();
+        if names.len() > PEERS_MAX {
+            let text = format!("--monitor for {} agents: at most {PEERS_MAX}", names.len());
+            return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        }
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            let text = format!("--monitor for {} twice: name it once", twice[0]);
+            return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+        }
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let (mut peers, mut paths, mut spent) = (Vec::new(), Vec::new(), Vec::new());
+        let now = unix_time();
+        for location in &flags.peers {
+            let name = KnownHosts::name_of(location);
+            let journal = Journal::open(state, &name)?;
+            let (mut series, mut bytes) = (Series::default(), 0_u64);
+            for round in journal.rounds()? {
+                series.observe(&round);
+                if let Outcome::Measured(measured) = &round.outcome
+                    && now.saturating_sub(round.at) < DAY_S
+                {
+                    bytes = bytes.saturating_add(measured.bytes);
+                }
+            }
+            spent.push(bytes);
+            peers.push(Peer { location: location.clone(), journal, is_absent: false });
+            paths.push(MonitoredPath { name, series });
+        }
+        let settings = Settings { every: flags.every, budget_bytes: flags.budget.0, rate: flags.rate };
+        let seed = getrandom::u64().map_err(|e| internal("ask the kernel for random bytes").caused_by(e))?;
+        let paths = Arc::new(Mutex::new(paths));
+        if let Some(listen) = flags.metrics {
+            let of = Arc::clone(&paths);
+            let at = http::serve(listen, move || metrics::text(&present(&of)))?;
+            tracing::warn!("serves metrics at http://{at}/metrics to everybody who reaches this address");
+        }
+        let trust: Arc<dyn Trust> = Arc::new(AskedTrust::without_questions(state, flags.trust.clone()));
+        let cancel = Cancel::default();
+        let worker = Worker {
+            agent: Arc::clone(agent),
+            engine: Engine::new(identity.clone(), trust),
+            state: state.to_owned(),
+            peers,
+            paths,
+            schedule: Schedule::new(settings, &spent, seed),
+            cancel: cancel.clone(),
+            start: Instant::now(),
+        };
+        let spawned = thread::Builder::new().name("monitor".to_owned()).spawn(move || worker.run());
+        spawned.map_err(|e| internal("start the thread of the monitor").caused_by(e))?;
+        Ok(Some(Self { cancel }))
+    }
+
+    /// Ends the monitor: a wait and a question end at once, and the connection to a peer closes.
+    pub fn stop(&self) {
+        self.cancel.cancel();
+    }
+}
+
+/// Returns what holds on all paths.
+fn present(paths: &Paths) -> Vec<(String, Present)> {
+    paths.lock().iter().map(|path| (path.name.clone(), path.series.present())).collect()
+}
+
+impl Worker {
+    /// Visits peers until the cancellation.
+    fn run(mut self) {
+        while let Some((peer, due)) = self.schedule.next() {
+            self.cancel.wait(due.saturating_sub(self.start.elapsed()));
+            if self.cancel.is_cancelled() {
+                return;
+            }
+            let visit = self.visit(peer);
+            if self.cancel.is_cancelled() {
+                return;
+            }
+            self.finish(peer, visit);
+        }
+    }
+
+    /// Records the end of a visit.
+    fn finish(&mut self, peer: usize, visit: Visit) {
+        let now = self.start.elapsed();
+        match visit {
+            Visit::Busy => self.schedule.handle_busy(peer, now),
+            Visit::Failed(failure) => {
+                self.schedule.handle_failure(peer, now);
+                self.record(peer, Outcome::Failed(failure.cut()));
+            }
+            Visit::Measured(measured, remote, test) => {
+                self.schedule.handle_round(peer, now, measured.bytes, test);
+                if let Some(fastest) = measured.echoes.as_ref().and_then(Echoes::fastest_s) {
+                    self.schedule.handle_rtt(peer, Duration::from_secs_f64(fastest));
+                }
+                self.learn(&measured, remote);
+                self.record(peer, Outcome::Measured(measured));
+            }
+        }
+    }
+
+    /// Visits a peer, with the place of this agent.
+    fn visit(&mut self, peer: usize) -> Visit {
+        let Ok(place) = self.agent.take_place() else { return Visit::Busy };
+        let is_wanted = self.paths.lock()[peer].series.wants_test();
+        let test = self.schedule.test(peer, self.start.elapsed(), is_wanted);
+        let mut measurement = match self.engine.monitor(&self.peers[peer].location, &self.cancel) {
+            Ok(measurement) => measurement,
+            Err(error) => return failed(&error),
+        };
+        let _end = measurement.end_at(&self.cancel);
+        let remote = measurement.remote();
+        match measure(&mut measurement, &place, test) {
+            Ok((measured, test)) => Visit::Measured(measured, remote, test),
+            Err(error) => failed(&error),
+        }
+    }
+
+    /// Stores a round, and logs what it shows.
+    fn record(&mut self, peer: usize, outcome: Outcome) {
+        let round = Round { at: unix_time(), outcome };
+        let Peer { journal, is_absent, .. } = &mut self.peers[peer];
+        let mut paths = self.paths.lock();
+        let MonitoredPath { name, series } = &mut paths[peer];
+        let changes = series.observe(&round);
+        match &round.outcome {
+            Outcome::Failed(failure) if !*is_absent => {
+                tracing::warn!("path to {name}: not measured, trying again: {}", failure.text());
+            }
+            Outcome::Measured(_) if series.present().counts.rounds == 1 => {
+                tracing::info!("path to {name}: first round measured");
+            }
+            _ => {}
+        }
+        *is_absent = matches!(round.outcome, Outcome::Failed(_));
+        changes.iter().for_each(|change| log(name, change));
+        drop(paths);
+        if let Err(error) = journal.append(&round) {
+            tracing::warn!("store a round of the monitor: {}", error.chain());
+        }
+    }
+
+    /// Records the rates of tests in the path cache, with the round trip and the loss of the echoes.
+    fn learn(&self, measured: &Measured, remote: SocketAddr) {
+        let Some(echoes) = &measured.echoes else { return };
+        let Some(fastest) = echoes.fastest_s() else { return };
+        for test in &measured.tests {
+            let (lost, sent) = echoes.losses(test.direction);
+            let observed = Observed {
+                direction: test.direction.of_data(),
+                remote,
+                rate: Some(BitRate(test.rate_bps)),
+                rtt: Duration::from_secs_f64(fastest),
+                // Not above a million.
+                loss_ppm: (lost as f64 / sent.max(1) as f64 * 1e6) as u32,
+            };
+            if let Err(error) = observe_path(&self.state, &observed) {
+                tracing::debug!("{}", error.chain());
+            }
+        }
+    }
+}
+
+/// Measures with a peer: echoes, and the test in both directions unless an examination waits. A visit that must end
+/// early keeps what was measured. Returns the test that ran.
+fn measure(
+    measurement: &mut Measurement,
+    place: &OwnPlace,
+    test: Option<TestPlan>,
+) -> Result<(Measured, Option<TestPlan>), Error> {
+    let report = measurement.echo(&ECHOES)?;
+    let echoes = Echoes::new(&report);
+    let mut flows = Vec::new();
+    for direction in Direction::ALL {
+        let Some(plan) = test.filter(|_| !place.is_wanted()) else { break };
+        let spec = FlowSpec {
+            direction: direction.of_data(),
+            streams: 1,
+            // At most some seconds.
+            time_ms: plan.time.as_millis() as u64,
+            bytes_max: plan.bytes_max,
+            sender: SocketSettings { pacing_bps: Some(plan.rate.0), ..SocketSettings::default() },
+            receiver: SocketSettings::default(),
+        };
+        match measurement.flow(&spec) {
+            Ok(pair) => flows.push((direction, spec, pair)),
+            Err(error) => {
+                tracing::debug!("throughput test, {}: {}", direction.name(), error.chain());
+                break;
+            }
+        }
+    }
+    let near = host_facts();
+    let evidence = evidence((&near, measurement.far_host()), Some((ECHOES, report)), flows);
+    let bytes = evidence.records.iter().map(sterna_doctor::evidence::Record::cost_bytes).fold(0, u64::saturating_add);
+    let tests: Vec<Test> = Direction::ALL.into_iter().filter_map(|direction| Test::of(&evidence, direction)).collect();
+    let ran = test.filter(|_| !tests.is_empty());
+    Ok((Measured { echoes: Some(echoes), tests, bytes }, ran))
+}
+
+fn failed(error: &Error) -> Visit {
+    match error.kind {
+        ErrorKind::Busy => Visit::Busy,
+        ErrorKind::Unreachable => Visit::Failed(Failure::Unreachable(error.chain())),
+        _ => Visit::Failed(Failure::Refused(error.chain())),
+    }
+}
+
+fn log(name: &str, change: &Change) {
+    match change.turn {
+        Turn::Raised | Turn::Moved => tracing::warn!("path to {name}: {}", change.words()),
+        Turn::Cleared | Turn::Settled | Turn::Improved => tracing::info!("path to {name}: {}", change.words()),
+    }
+}
+
+fn internal(text: &str) -> Error {
+    Error::new(ErrorKind::Internal, Scope::Client, Phase::Prepare, text)
+}
+
+/// Returns the seconds since 1970.
+fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
