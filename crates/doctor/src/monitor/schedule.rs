@@ -34,8 +34,10 @@ const BUSY_WAIT: Duration = Duration::from_secs(5);
 /// Doublings of that wait.
 const BUSY_DOUBLINGS: u32 = 4;
 
-/// Part of the interval after which a peer that failed is visited again. Reason: three failures are an alarm.
+/// Part of the interval after which a peer that failed is visited again, and the number of failures after which it is
+/// visited at the interval. Reason: three failures are an alarm, and a peer that is away holds the place for seconds.
 const FAILED_PART: u32 = 4;
+const FAILED_SOON: u32 = 4;
 
 /// Settings of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,6 +80,7 @@ pub struct Schedule {
 struct Peer {
     due: Duration,
     busy: u32,
+    failed: u32,
     /// Earliest next test.
     test: Duration,
     /// Bytes that may be sent at `at`.
@@ -96,6 +99,7 @@ impl Schedule {
             schedule.peers.push(Peer {
                 due: settings.every.mul_f64(part),
                 busy: 0,
+                failed: 0,
                 test: Duration::ZERO,
                 left: share - *spent as f64,
                 at: Duration::ZERO,
@@ -132,7 +136,7 @@ impl Schedule {
         let late = self.settings.every.mul_f64(1.0 - JITTER + 2.0 * JITTER * self.part());
         let share = self.share();
         if let Some(peer) = self.peers.get_mut(peer) {
-            (peer.busy, peer.due) = (0, now + late);
+            (peer.busy, peer.failed, peer.due) = (0, 0, now + late);
             peer.left -= bytes as f64;
             if let Some(plan) = test {
                 let within_budget = DAY.mul_f64((plan.cost_bytes() as f64 / share).min(365.0));
@@ -161,9 +165,10 @@ impl Schedule {
     /// Records a visit without measurements.
     pub fn handle_failure(&mut self, peer: usize, now: Duration) {
         let part = self.part() + 0.5;
-        let wait = (self.settings.every / FAILED_PART).mul_f64(part);
+        let every = self.settings.every;
         if let Some(peer) = self.peers.get_mut(peer) {
-            (peer.busy, peer.due) = (0, now + wait);
+            let wait = if peer.failed < FAILED_SOON { every / FAILED_PART } else { every };
+            (peer.busy, peer.due, peer.failed) = (0, now + wait.mul_f64(part), peer.failed.saturating_add(1));
         }
     }
 
@@ -306,5 +311,7 @@ mod tests {
         assert!((40.0..=120.0).contains(&last), "{last}");
         schedule.handle_failure(0, Duration::ZERO);
         assert!((37.0..=113.0).contains(&schedule.next().unwrap().1.as_secs_f64()));
+        (0..9).for_each(|_| schedule.handle_failure(0, Duration::ZERO));
+        assert!((150.0..=450.0).contains(&schedule.next().unwrap().1.as_secs_f64()));
     }
 }

@@ -341,18 +341,18 @@ mod tests {
                 })
             };
             assert_eq!(rounds(&mut level, &mut random, 7.9, 150), None, "no step yet");
-            let Some((round, Event::Raised(shift))) = rounds(&mut level, &mut random, 11.9, 6) else {
+            let Some((round, Event::Raised(shift))) = rounds(&mut level, &mut random, 11.9, 8) else {
                 panic!("no shift: {level:?}")
             };
             assert!(round >= 3 && (7.9..8.2).contains(&shift.before) && shift.after > 11.8, "{round} {shift:?}");
             assert_eq!(rounds(&mut level, &mut random, 11.9, 40), None, "it lasts");
-            let Some((round, Event::Ended(_))) = rounds(&mut level, &mut random, 7.9, 12) else {
+            let Some((round, Event::Ended(_))) = rounds(&mut level, &mut random, 7.9, 14) else {
                 panic!("no end: {level:?}")
             };
             assert!(round >= 3 && level.shift().is_none());
             // The values from before count again.
             assert_eq!(rounds(&mut level, &mut random, 7.9, 30), None);
-            let again = rounds(&mut level, &mut random, 12.9, 6);
+            let again = rounds(&mut level, &mut random, 12.9, 12);
             assert!(matches!(again, Some((_, Event::Raised(_)))), "{again:?}");
             assert_eq!(rounds(&mut level, &mut random, 12.9, 40), None);
             let more = rounds(&mut level, &mut random, 20.0, 60);

@@ -1,11 +1,11 @@
 //! History of monitored paths: lines for people, and one HTML page with plots.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 use serde::Serialize;
 use sterna_proto::BitRate;
 
 use super::figures;
-use super::html::{STYLE, drawn, safe};
+use super::html::{around, drawn, safe};
 use crate::monitor::{Change, Present, Round, Test};
 use crate::verdict::Cause;
 use crate::words::{date, millis, percent};
@@ -60,27 +60,12 @@ fn rate(test: &Test) -> String {
 
 /// Returns the page of some paths.
 pub fn page(paths: &[PathHistory]) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width,initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'";
-                title { "Monitored paths" }
-                style { (PreEscaped(STYLE)) (PreEscaped(figures::STYLE)) }
-            }
-            body {
-                main {
-                    h1 { "Monitored paths" }
-                    (table(paths))
-                    @for (number, path) in paths.iter().enumerate() { (section(number, path)) }
-                }
-            }
-        }
+    let main = html! {
+        h1 { "Monitored paths" }
+        (table(paths))
+        @for (number, path) in paths.iter().enumerate() { (section(number, path)) }
     };
-    page.into_string()
+    around("Monitored paths", &main)
 }
 
 fn table(paths: &[PathHistory]) -> Markup {

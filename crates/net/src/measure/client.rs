@@ -40,6 +40,10 @@ const CONTROL_MSS: u32 = 1000;
 /// Time in which a disk is measured. Reason: writing, reading, and syncs of a slow disk.
 const DISK_WITHIN: Duration = Duration::from_secs(60);
 
+/// Time in which a monitor connects, for TCP and for TLS each. Reason: it holds the place of its own agent meanwhile; two
+/// packets may be lost over the longest round trip, 660 ms.
+const MONITOR_CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
 type ClientChannel = Channel<ClientConnection, rustls::client::ClientConnectionData>;
 
 /// Observations of both ends of a flow.
@@ -78,7 +82,11 @@ impl Measurement {
         cancel: &Cancel,
     ) -> Result<Self, Error> {
         let control = SocketSettings { mss: Some(CONTROL_MSS), ..SocketSettings::default() };
-        let opened = |remote| open(identity, remote, local, &control).map(|(channel, rtt)| (channel, rtt, remote));
+        let within = match occasion {
+            Occasion::Examination => HANDSHAKE_TIME_MAX,
+            Occasion::Monitoring => MONITOR_CONNECT_WITHIN,
+        };
+        let opened = |remote| open(identity, remote, local, &control, within).map(|(channel, rtt)| (channel, rtt, remote));
         let (control, rtt, remote) = dial::first_of(&agent.host_port(), local, opened)?;
         let peer = peer_fingerprint(control.connection().peer_certificates().unwrap_or_default())?;
         trust.check(agent, &peer, cancel)?;
@@ -214,7 +222,7 @@ impl Measurement {
     /// Opens the streams of a flow, at the same time: one after the other they would take several round trips each.
     fn join_all(&self, token: &str, streams: u32, settings: &SocketSettings) -> Result<Vec<TcpStream>, Error> {
         let (identity, remote, local) = (&self.identity, self.remote, self.local);
-        let join = |stream| join(open(identity, remote, local, settings)?.0, token, stream);
+        let join = |stream| join(open(identity, remote, local, settings, HANDSHAKE_TIME_MAX)?.0, token, stream);
         thread::scope(|scope| {
             let joining: Vec<_> = (0..streams).map(|stream| scope.spawn(move || join(stream))).collect();
             let joined = joining.into_iter().map(|thread| {
@@ -247,20 +255,21 @@ fn join(mut channel: ClientChannel, token: &str, stream: u32) -> Result<TcpStrea
     }
 }
 
-/// Opens a connection to an agent, with settings of its socket. Returns the time of the TCP handshake too.
+/// Opens a connection to an agent, with settings of its socket and a time for each handshake. Returns the time of the TCP
+/// handshake too.
 fn open(
     identity: &Identity,
     remote: SocketAddr,
     local: Option<IpAddr>,
     settings: &SocketSettings,
+    within: Duration,
 ) -> Result<(ClientChannel, Duration), Error> {
-    let deadline = Deadline::after(HANDSHAKE_TIME_MAX);
-    let (socket, rtt) = dial::connect("the agent", remote, local, settings, deadline)?;
+    let (socket, rtt) = dial::connect("the agent", remote, local, settings, Deadline::after(within))?;
     let mut config = (*identity.client_config()).clone();
     config.alpn_protocols = vec![ALPN.to_vec()];
     let connection = ClientConnection::new(Arc::new(config), identity::server_name())
         .map_err(|e| Error::protocol("start TLS for a measurement").caused_by(e))?;
-    let channel = Channel::open(connection, socket, Deadline::after(HANDSHAKE_TIME_MAX))?;
+    let channel = Channel::open(connection, socket, Deadline::after(within))?;
     if channel.connection().alpn_protocol() != Some(ALPN) {
         return Err(no_measurements());
     }
