@@ -49,7 +49,7 @@ pub enum Alarm {
         rate_bps: u64,
         /// The limit was there earlier, and was gone for some time.
         is_back: bool,
-        /// What to do; empty if nothing is known.
+        /// Remedy; empty if nothing is known.
         remedy: String,
     },
     /// No connection to the peer.

@@ -1,4 +1,4 @@
-//! What holds on monitored paths, in the text format of Prometheus.
+//! State of monitored paths in the text format of Prometheus.
 //!
 //! Source: <https://prometheus.io/docs/instrumenting/exposition_formats/>, version 0.0.4. Names and labels are API.
 

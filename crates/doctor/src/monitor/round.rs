@@ -154,7 +154,7 @@ pub struct Test {
     /// Limit: [`Cause::RateCap`] if the cap was reached, and [`Cause::Clean`] if the path was the limit without other
     /// trouble.
     pub limit: Cause,
-    /// What to do about the limit; empty without one.
+    /// Remedy for the limit; empty without one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub remedy: String,
 }

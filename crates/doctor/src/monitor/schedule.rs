@@ -124,7 +124,7 @@ impl Schedule {
         let plan = TestPlan { rate, time, bytes_max: rate.bytes_in(time).0 };
         let cost = plan.cost_bytes() as f64;
         peer.left += share / DAY.as_secs_f64() * now.saturating_sub(peer.at).as_secs_f64();
-        // What a day leaves over is not saved, except for one test.
+        // Bytes that a day leaves over are not saved, except for one test.
         peer.left = peer.left.min(share.max(cost));
         peer.at = now;
         let is_due = now >= peer.test || is_wanted;

@@ -101,7 +101,7 @@ pub struct Counts {
     pub last: u64,
 }
 
-/// What holds on a path now, from its last rounds.
+/// State of a path now, from its last rounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Present {
     /// Smallest round trip of the fastest port, seconds; absent without echoes.

@@ -15,7 +15,7 @@ use crate::words::{date, millis, percent};
 pub struct PathHistory {
     /// Name of the peer.
     pub peer: String,
-    /// What holds now.
+    /// State now.
     pub present: Present,
     /// Changes, in order.
     pub changes: Vec<Change>,

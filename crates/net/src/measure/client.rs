@@ -202,7 +202,20 @@ impl Measurement {
     ///
     /// Errors: `Usage`; `Unreachable`: no UDP packet arrived; `Denied`.
     pub fn echo(&mut self, spec: &EchoSpec) -> Result<EchoReport, Error> {
-        let report = self.with_packets(|packets| packets.echo(spec))?;
+        self.echo_of(spec, None)
+    }
+
+    /// Sends packets that the agent sends back, from given ports: `first_port` and those after it, unless others use
+    /// them. Routers that spread flows by their ports then take the same ways each time, if the agent has the same port
+    /// too.
+    ///
+    /// Errors: as [`Measurement::echo`].
+    pub fn echo_from(&mut self, spec: &EchoSpec, first_port: u16) -> Result<EchoReport, Error> {
+        self.echo_of(spec, Some(first_port))
+    }
+
+    fn echo_of(&mut self, spec: &EchoSpec, first_port: Option<u16>) -> Result<EchoReport, Error> {
+        let report = self.with_packets(|packets| packets.echo(spec, first_port))?;
         report.check(spec).map(|()| report)
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sterna_net::engine::Cancel;
 use sterna_net::identity::Identity;
 use sterna_net::measure::message::{Answer, Ask, Occasion};
-use sterna_net::measure::{EchoSpec, Measurement, StampReflector, TrainReport, TrainSpec, stamp_echoes};
+use sterna_net::measure::{EchoReport, EchoSpec, Measurement, StampReflector, TrainReport, TrainSpec, stamp_echoes};
 use sterna_proto::location::HostPort;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{ErrorKind, Location};
@@ -95,6 +95,15 @@ fn echoes_return_over_each_port() {
         assert_eq!((port.sent, port.reflected, port.returned, port.rtt_us.len()), (10, 10, 10, 10), "{port:?}");
         assert_eq!((port.forward_ttl, port.reverse_ttl), (Some(255), Some(255)));
     }
+    // Given ports are the same each time, and one that is in use is replaced.
+    let used = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let first = used.local_addr().unwrap().port().clamp(1, u16::MAX - 3);
+    let few = EchoSpec { ports: 2, per_port: 3, interval_us: 500, packet_bytes: 100 };
+    let of = |report: EchoReport| report.echoes.iter().map(|port| (port.port, port.returned)).collect::<Vec<_>>();
+    let ports = of(bench.echo_from(&few, first).unwrap());
+    assert!(ports[0].0 != first && ports.iter().all(|(_, returned)| *returned == 3), "{ports:?} {first}");
+    drop(used);
+    assert_eq!(of(bench.echo_from(&few, first).unwrap())[0], (first, 3));
     let wrong = EchoSpec { ports: 0, per_port: 1, interval_us: 1000, packet_bytes: 100 };
     assert_eq!(bench.echo(&wrong).unwrap_err().kind, ErrorKind::Usage);
     let wrong = TrainSpec { rate_bps: 20_000_000_000, ..spec(DataDirection::In) };

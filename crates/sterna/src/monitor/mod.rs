@@ -32,6 +32,10 @@ use crate::trust::AskedTrust;
 /// Maximum number of peers. Reason: they are visited one after the other, within five minutes with some tests.
 const PEERS_MAX: usize = 64;
 
+/// First of the source ports of echoes. Reason: above those that Linux gives to connections (32768 to 60999), so that a
+/// flow has the same port in each round.
+const FIRST_PORT: u16 = 61_000;
+
 /// Time over which spent bytes count after a restart, seconds.
 const DAY_S: u64 = 86_400;
 
@@ -261,7 +265,7 @@ fn measure(
     place: &OwnPlace,
     test: Option<TestPlan>,
 ) -> Result<(Measured, Option<TestPlan>), Error> {
-    let report = measurement.echo(&ECHOES)?;
+    let report = measurement.echo_from(&ECHOES, FIRST_PORT)?;
     let echoes = Echoes::new(&report);
     let mut flows = Vec::new();
     for direction in Direction::ALL {

@@ -112,11 +112,14 @@ impl Client<'_> {
         Ok(log.report(&sent, drops(sockets).saturating_sub(drops_before)))
     }
 
-    /// Runs echoes. See [`super::super::Measurement::echo`].
-    pub(in crate::measure) fn echo(&mut self, spec: &EchoSpec) -> Result<EchoReport, Error> {
+    /// Runs echoes. See [`super::super::Measurement::echo_from`].
+    pub(in crate::measure) fn echo(&mut self, spec: &EchoSpec, first_port: Option<u16>) -> Result<EchoReport, Error> {
         check_echoes(spec, self.is_ipv4()).map_err(|text| Error::usage(&[], text))?;
         let (to, session) = self.prepare(&Ask::Echo(*spec))?;
-        let sockets = self.sockets(spec.ports, to)?;
+        let sockets = match first_port {
+            None => self.sockets(spec.ports, to)?,
+            Some(first) => self.numbered_sockets((first..).take(spec.ports as usize), to)?,
+        };
         let mut report = echo::run(spec, session, &sockets, self.is_ipv4());
         let Answer::Echoed { reflected } = (self.ask)(&Ask::FinishEcho, ANSWER_WITHIN)? else {
             return Err(unexpected());
@@ -148,6 +151,13 @@ impl Client<'_> {
     /// Opens sockets to the port of the agent.
     fn sockets(&self, count: u32, to: SocketAddr) -> Result<Vec<UdpSocket>, Error> {
         let opened = (0..count).map(|_| connect(with_port(self.local, 0), to)).collect::<Result<_, _>>();
+        opened.map_err(|e| failed(&format!("open UDP ports to {to}"), e))
+    }
+
+    /// Opens sockets with given ports to the port of the agent. A port that is in use is replaced.
+    fn numbered_sockets(&self, ports: impl Iterator<Item = u16>, to: SocketAddr) -> Result<Vec<UdpSocket>, Error> {
+        let open = |port| connect(with_port(self.local, port), to);
+        let opened = ports.map(|port| open(port).or_else(|_| open(0))).collect::<Result<_, _>>();
         opened.map_err(|e| failed(&format!("open UDP ports to {to}"), e))
     }
 
