@@ -282,14 +282,10 @@ impl Series {
 
     fn rerouted(&self, shift: &Shift) -> Alarm {
         let since = self.echoes.iter().filter(|(at, _)| *at >= shift.since);
-        let (mut beyond, mut all, mut rounds) = (0, 0, 0);
-        for (_, echoes) in since {
-            beyond += echoes.rtt_us.iter().filter(|rtt| **rtt as f64 / 1e6 >= shift.edge).count();
-            all += echoes.rtt_us.len();
-            rounds += 1;
-        }
+        let beyond = |echoes: &Echoes| echoes.rtt_us.iter().filter(|rtt| **rtt as f64 / 1e6 >= shift.edge).count();
         let of = self.echoes.back().map_or(0, |(_, echoes)| echoes.rtt_us.len());
-        let ports = if rounds > 0 && all > 0 { (beyond * of).div_ceil(all).clamp(1, of.max(1)) } else { of };
+        let ports = median(since.map(|(_, echoes)| beyond(echoes) as f64).collect()) as usize;
+        let ports = ports.clamp(1, of.max(1));
         let changed = Direction::ALL.into_iter().find_map(|direction| {
             let hops = self.hops.get(&direction)?;
             let is_same_time = hops.since.abs_diff(shift.since) <= SAME_TIME_S;
@@ -376,6 +372,7 @@ fn has_moved(old: &Alarm, new: &Alarm) -> bool {
     match (old, new) {
         (Alarm::Rerouted { hops: before, .. }, Alarm::Rerouted { hops, .. }) if before != hops => true,
         (Alarm::Unreachable { .. }, Alarm::Refused { .. }) | (Alarm::Refused { .. }, Alarm::Unreachable { .. }) => true,
-        _ => old.since() != new.since(),
+        // Several numbers of one route shift within some rounds.
+        _ => old.since().abs_diff(new.since()) > SAME_TIME_S,
     }
 }

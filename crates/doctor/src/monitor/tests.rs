@@ -133,14 +133,14 @@ fn a_longer_route_of_all_flows_is_found_and_so_is_its_end() {
         let mut simulation = Simulation::new(seed, Ports::New);
         assert_eq!(simulation.run(&QUIET, 120).1, []);
         let longer = Path { rtt_us: (11_900, 11_900), hops: 12, ..QUIET };
-        let (round, changes) = simulation.run(&longer, 6);
+        let (round, changes) = simulation.run(&longer, 8);
         assert!(round >= 3 && changes[0].turn == Turn::Raised, "{round}: {}", words(&changes));
         let said = words(&changes);
         assert!(said.contains("rerouted: 8.0") || said.contains("rerouted: 7.9"), "{said}");
         assert!(said.contains("→ 12.0") || said.contains("→ 11.9"), "{said}");
         assert!(said.contains("on 16 of 16 ports") && said.contains("hops 9 → 12"), "{said}");
         assert_eq!((simulation.series.alarms().len(), simulation.run(&longer, 100).1), (1, vec![]));
-        let (round, changes) = simulation.run(&QUIET, 12);
+        let (round, changes) = simulation.run(&QUIET, 14);
         assert!(round >= 3 && changes[0].turn == Turn::Cleared, "{round}: {}", words(&changes));
         assert_eq!((simulation.run(&QUIET, 100).1, simulation.series.alarms()), (vec![], &[][..]));
     });
@@ -151,7 +151,7 @@ fn a_longer_route_of_all_flows_is_found_and_so_is_its_end() {
 fn a_longer_route_of_one_flow_is_found() {
     for_seeds("a_longer_route_of_one_flow_is_found", 30, |seed| {
         let one = Path { rtt_us: (7_900, 11_900), second: 60, ..QUIET };
-        for (ports, rounds) in [(Ports::Fixed, 6), (Ports::New, 24)] {
+        for (ports, rounds) in [(Ports::Fixed, 8), (Ports::New, 36)] {
             let mut simulation = Simulation::new(seed, ports);
             assert_eq!(simulation.run(&QUIET, 200).1, []);
             let (_, changes) = simulation.run(&one, rounds);
@@ -166,15 +166,19 @@ fn a_longer_route_of_one_flow_is_found() {
 #[test]
 fn new_loss_is_found_in_its_direction_and_so_is_its_end() {
     for_seeds("new_loss_is_found_in_its_direction_and_so_is_its_end", 20, |seed| {
-        for (loss_ppm, rounds) in [(3_000, 20), (20_000, 5)] {
+        for (loss_ppm, rounds) in [(3_000, 30), (20_000, 8)] {
             let mut simulation = Simulation::new(seed, Ports::New);
             assert_eq!(simulation.run(&QUIET, 150).1, []);
             let lossy = Path { loss_ppm: [loss_ppm, 0], ..QUIET };
             let (_, changes) = simulation.run(&lossy, rounds);
             assert!(words(&changes).contains("new loss: ") && words(&changes).contains("to the agent"), "{changes:?}");
             assert_eq!(simulation.run(&lossy, 100).1, []);
-            let (_, changes) = simulation.run(&QUIET, 30);
-            assert_eq!(changes.first().map(|change| change.turn), Some(Turn::Cleared), "{changes:?}");
+            // It may become less before it is over.
+            let is_over = (0..60).any(|_| {
+                simulation.run(&QUIET, 1);
+                simulation.series.alarms().is_empty()
+            });
+            assert!(is_over, "{:?}", simulation.series.alarms());
         }
     });
 }
