@@ -214,7 +214,7 @@ impl Alarm {
 }
 
 /// Returns the name of a limit in words.
-pub(crate) fn name_of(limit: Cause) -> &'static str {
+fn name_of(limit: Cause) -> &'static str {
     if limit == Cause::Clean { "the path itself" } else { limit.words() }
 }
 

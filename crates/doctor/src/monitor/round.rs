@@ -13,7 +13,7 @@ use crate::view::FlowView;
 const TTL: u8 = 255;
 
 /// Maximum length of a text of a peer, characters. Reason: an error with its causes has some hundreds.
-const TEXT_MAX: usize = 500;
+const TEXT_MAX: usize = 800;
 
 /// One visit of a peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -238,6 +238,6 @@ mod tests {
             assert_eq!(serde_json::from_str::<Round>(&line).unwrap(), round, "{line}");
         }
         assert_eq!(Echoes::new(&EchoReport::default()).typical_s(), None);
-        assert_eq!(Failure::Refused("ä".repeat(1000)).cut().text().chars().count(), 500);
+        assert_eq!(Failure::Refused("ä".repeat(1000)).cut().text().chars().count(), 800);
     }
 }

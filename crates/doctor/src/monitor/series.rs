@@ -37,8 +37,8 @@ const LOSS: Rule = Rule { chance: 1e-6, margin: 0.0, relative: 0.0, spread: 0.0 
 /// Presence of a limit, 0 or 1. Chance: tests are rare, and more of them would take days.
 const LIMIT: Rule = Rule { chance: 1e-3, margin: 0.5, relative: 0.0, spread: 0.0 };
 
-/// Time within which changes of the round trip and of the number of routers are one, seconds. Reason: each is found in a
-/// few rounds.
+/// Time within which changes of the round trip and of the number of routers are one, seconds. Reason: each is found
+/// in a few rounds.
 const SAME_TIME_S: u64 = 3600;
 
 /// Presence of a limit above which it is the usual one.
@@ -177,7 +177,7 @@ impl Series {
             let Some((_, test)) = self.tests.get(&direction).and_then(VecDeque::back) else { return false };
             let Some(level) = self.levels.get(&Quantity::Limit(direction, test.limit)) else { return false };
             let run = level.run_above(USUAL);
-            level.shift().is_none() && (1..=CONFIRMATIONS).contains(&run) && level.part_above(USUAL, run) < USUAL
+            level.shift().is_none() && (1..=CONFIRMATIONS).contains(&run) && level.share_above(USUAL, run) < USUAL
         })
     }
 

@@ -133,7 +133,7 @@ impl Level {
     }
 
     /// Returns the part of the values before the last `skip` that are above a value.
-    pub fn part_above(&self, value: f64, skip: usize) -> f64 {
+    pub fn share_above(&self, value: f64, skip: usize) -> f64 {
         let count = self.values.len().saturating_sub(skip);
         let above = self.values.iter().take(count).filter(|(_, one)| *one > value).count();
         above as f64 / count.max(1) as f64

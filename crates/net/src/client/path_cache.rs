@@ -85,8 +85,8 @@ pub struct Observed {
 
 /// Records an observation in the path cache of a state directory.
 ///
-/// A rate is a lower bound, so a short or capped measurement never lowers a recorded one: the round trip and the loss of
-/// that record are updated, and its rate and its age stay. Errors: no route to the agent; of the storage.
+/// A rate is a lower bound, so a short or capped measurement never lowers a recorded one: the round trip and the loss
+/// of that record are updated, and its rate and its age stay. Errors: no route to the agent; of the storage.
 pub fn observe_path(state_dir: &Path, observed: &Observed) -> Result<(), Error> {
     let cache = PathCache::new(state_dir);
     let key = key_of(observed.direction, None, observed.remote)?;

@@ -40,8 +40,8 @@ const CONTROL_MSS: u32 = 1000;
 /// Time in which a disk is measured. Reason: writing, reading, and syncs of a slow disk.
 const DISK_WITHIN: Duration = Duration::from_secs(60);
 
-/// Time in which a monitor connects, for TCP and for TLS each. Reason: it holds the place of its own agent meanwhile; two
-/// packets may be lost over the longest round trip, 660 ms.
+/// Time in which a monitor connects, for TCP and for TLS each. Reason: it holds the place of its own agent meanwhile;
+/// two packets may be lost over the longest round trip, 660 ms.
 const MONITOR_CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 type ClientChannel = Channel<ClientConnection, rustls::client::ClientConnectionData>;
@@ -100,8 +100,8 @@ impl Measurement {
         Ok(bench)
     }
 
-    /// Ends the measurements at the cancellation: a question without an answer fails at once. A flow under way ends with
-    /// its time.
+    /// Ends the measurements at the cancellation: a question without an answer fails at once. A flow under way ends
+    /// with its time.
     pub fn end_at(&self, cancel: &Cancel) -> OnCancel {
         let control = self.control.socket().try_clone();
         cancel.on_cancel(move || {
@@ -268,8 +268,8 @@ fn join(mut channel: ClientChannel, token: &str, stream: u32) -> Result<TcpStrea
     }
 }
 
-/// Opens a connection to an agent, with settings of its socket and a time for each handshake. Returns the time of the TCP
-/// handshake too.
+/// Opens a connection to an agent, with settings of its socket and a time for each handshake. Returns the time of the
+/// TCP handshake too.
 fn open(
     identity: &Identity,
     remote: SocketAddr,
