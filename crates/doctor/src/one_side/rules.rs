@@ -331,7 +331,7 @@ impl Case<'_> {
             self.ratios()
         )];
         evidence.push(format!(
-            "the window of this host is not the limit: {} allow {}",
+            "the window of this host, {}, is not the limit: it allows {}",
             ByteCount(one.window_bytes),
             shown(of_window(one.window_bytes as f64, one.rtt_s))
         ));

@@ -35,7 +35,6 @@ fn a_server_shows_its_options_route_and_sizes() {
     let limits: Vec<&str> =
         report["ladder"].as_array().unwrap().iter().map(|step| step["limit"].as_str().unwrap()).collect();
     assert!(limits.contains(&"receive_buffer") && limits.contains(&"send_buffer"), "{report}");
-    assert!(server.connections() >= connections, "{} of {connections}", server.connections());
     let said = String::from_utf8(doctor(&[&target, "--time", "10s"]).stdout).unwrap();
     assert!(said.starts_with(&format!("{target}: a TCP server, over ")), "{said}");
     for expected in
