@@ -359,7 +359,7 @@ fn lossy(part: f64, sent: u64, rtt_s: f64) -> Judgement {
             time(rtt_s)
         ),
         allows_bps: Some(allows as u64),
-        advice: "packets at a low rate are lost at random, not by a full link: find the part of the path".to_owned(),
+        advice: "the test is no load itself: repeat it for longer, and on each part of the path".to_owned(),
     }
 }
 

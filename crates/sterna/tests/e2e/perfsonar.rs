@@ -177,7 +177,7 @@ fn the_four_tests_run_on_a_node_and_are_judged() {
             &["--time", "10s"][..],
             &[
                 "ps1.example.org to ps2.example.org: throughput for 10 s by iperf3 (http://localhost:",
-                "\n  rate         2.75 Gbit/s, one stream\n",
+                "\n  rate         2.74 Gbit/s, one stream\n",
                 "\n  sent again   0 segments\n",
                 "\n  window       4.96 MB (congestion window of cubic, second half of the test)\n",
                 "\n  window or buffer of a host: 3.1",
