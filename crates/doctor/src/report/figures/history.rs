@@ -24,11 +24,16 @@ const STATED_MAX: usize = 8;
 /// Maximum number of names of limits. Reason: more of them cover each other.
 const NAMES_MAX: usize = 12;
 
-/// Space on both sides of the examinations: a part of their time, or an hour for a single one.
+/// Space on both sides of the examinations, as a part of their time.
 const MARGIN: f64 = 0.04;
 
-/// Distances of the marks of time, seconds: an hour to ten years.
-const STEPS: [i64; 14] = [
+/// Smallest such space, seconds. Reason: one examination has no time of its own.
+const MARGIN_MIN_S: f64 = 600.0;
+
+/// Distances of the marks of time, seconds: ten minutes to ten years.
+const STEPS: [i64; 16] = [
+    600,
+    1800,
     3600,
     10_800,
     21_600,
@@ -59,7 +64,7 @@ pub(crate) struct HistoryPoint {
     pub(crate) measured_bps: u64,
     /// Limit that held it, and its rate.
     pub(crate) limit: Option<(&'static str, u64)>,
-    /// Outcome of a re-test: true if the limit was gone.
+    /// Outcome of a re-test: true if the claim was confirmed.
     pub(crate) retest: Option<bool>,
 }
 
@@ -83,7 +88,7 @@ pub(crate) fn figure(
     history.truncate(POINTS_MAX);
     stated.truncate(STATED_MAX);
     let (first, last) = (history.first()?.at, history.last()?.at);
-    let margin = ((last - first) as f64 * MARGIN).max(3600.0);
+    let margin = ((last - first) as f64 * MARGIN).max(MARGIN_MIN_S);
     let (least, most) = (first as f64 - margin, last as f64 + margin);
     let x = Scale { least, most, ..Scale::from_zero(1.0, LEFT, WIDTH - RIGHT) };
     let y = vertical(&history, &stated);
@@ -151,7 +156,7 @@ fn marks(least: f64, most: f64, shown: &dyn Fn(i64) -> String) -> Vec<(f64, Stri
 fn legend(has_retests: bool) -> Markup {
     let mut entries = vec![("one connection", 0), ("limit", 1)];
     if has_retests {
-        entries.extend([("re-test: gone", 2), ("re-test: still there", 3)]);
+        entries.extend([("re-test: confirmed", 2), ("re-test: not confirmed", 3)]);
     }
     let mut left = LEFT;
     html! {
@@ -173,7 +178,7 @@ fn examination(one: &HistoryPoint, x: &Scale, y: &Scale) -> Markup {
     html! {
         @if let Some((_, bps)) = one.limit { (triangle(at, y.at(bps as f64))) }
         circle.two cx=(px(at)) cy=(px(measured)) r="4" {}
-        @if let Some(is_gone) = one.retest { (ring(at, measured, is_gone)) }
+        @if let Some(is_met) = one.retest { (ring(at, measured, is_met)) }
     }
 }
 
@@ -181,10 +186,10 @@ fn triangle(x: f64, y: f64) -> Markup {
     html! { path.bad d={ "M" (px(x)) " " (px(y - 5.0)) "l5 9h-10z" } {} }
 }
 
-/// Draws the outcome of a re-test: a whole ring if the limit is gone, a dashed one if it is not.
-fn ring(x: f64, y: f64, is_gone: bool) -> Markup {
+/// Draws the outcome of a re-test: a whole ring if the claim is confirmed, a dashed one if not.
+fn ring(x: f64, y: f64, is_met: bool) -> Markup {
     html! {
-        @if is_gone { circle.line cx=(px(x)) cy=(px(y)) r="7.5" {} }
+        @if is_met { circle.line cx=(px(x)) cy=(px(y)) r="7.5" {} }
         @else { circle.model cx=(px(x)) cy=(px(y)) r="7.5" {} }
     }
 }
