@@ -89,8 +89,12 @@ fn an_examination_ends_with_its_connection() {
     let engine = Engine::new(Identity::ephemeral().unwrap(), Arc::new(Everybody));
     let mut measurement = engine.measure(&remote, None, &cancel).unwrap();
     assert!(!measurement.is_lost());
-    let bounds =
-        Bounds { time: Duration::from_secs(30), rate_max: BitRate(10_000_000), near_disk: None, far_disk: None };
+    let bounds = Bounds {
+        time: Some(Duration::from_secs(30)),
+        rate_max: Some(BitRate(10_000_000)),
+        near_disk: None,
+        far_disk: None,
+    };
     let mut experiments = 0;
     let outcome = examine(&mut measurement, &bounds, &cancel, |_| {
         experiments += 1;
@@ -111,8 +115,12 @@ fn an_examination_ends_when_it_is_cancelled() {
     let cancel = Cancel::default();
     let engine = Engine::new(Identity::ephemeral().unwrap(), Arc::new(Everybody));
     let mut measurement = engine.measure(&remote, None, &cancel).unwrap();
-    let bounds =
-        Bounds { time: Duration::from_secs(30), rate_max: BitRate(10_000_000), near_disk: None, far_disk: None };
+    let bounds = Bounds {
+        time: Some(Duration::from_secs(30)),
+        rate_max: Some(BitRate(10_000_000)),
+        near_disk: None,
+        far_disk: None,
+    };
     let error = examine(&mut measurement, &bounds, &cancel, |_| cancel.cancel()).unwrap_err();
     assert!(error.kind == ErrorKind::Cancelled && !measurement.is_lost(), "{error}");
 }

@@ -92,8 +92,9 @@ pub struct Examination {
     pub digest: String,
     /// Fingerprints of the keys that signed it.
     pub signers: Vec<String>,
-    /// Highest rate that the user has allowed.
-    pub rate_max_bps: u64,
+    /// Highest rate that the user has allowed, bit/s; absent: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_max_bps: Option<u64>,
     /// Smallest round trip, seconds.
     pub rtt_s: f64,
     /// Both directions.

@@ -29,7 +29,7 @@ pub(super) fn examination(id: &str, measured_bps: u64, limits: Vec<LimitResult>)
         address: "192.0.2.7:7373".to_owned(),
         digest: "0a".to_owned(),
         signers: vec!["SHA256:x".to_owned()],
-        rate_max_bps: 10_000_000_000,
+        rate_max_bps: Some(10_000_000_000),
         rtt_s: 0.06,
         directions: Direction::ALL
             .map(|direction| DirectionResult {

@@ -180,6 +180,7 @@ impl Test {
 /// Returns the evidence of a visit, for the rules of examinations.
 pub fn evidence(
     hosts: (&HostFacts, &HostFacts),
+    is_ipv6: bool,
     echoes: Option<(EchoSpec, EchoReport)>,
     flows: Vec<(Direction, FlowSpec, FlowPair)>,
 ) -> Evidence {
@@ -198,7 +199,7 @@ pub fn evidence(
         record(Purpose::Baseline, direction, Experiment::Flow { spec }, Result::Flow(pair))
     });
     let (near, far) = (hosts.0.clone(), hosts.1.clone());
-    Evidence { near, far, connect_us: 0, records: echoes.chain(flows).collect() }
+    Evidence { near, far, connect_us: 0, is_ipv6, records: echoes.chain(flows).collect() }
 }
 
 #[cfg(test)]

@@ -112,20 +112,21 @@ fn compressed(json: &[u8]) -> Option<([u8; 4], Vec<u8>)> {
     if json.len() < COMPRESSED_FROM {
         return None;
     }
-    let mut frame = Vec::with_capacity(zstd_safe::compress_bound(json.len()));
+    let mut frame = vec![0; zstd_safe::compress_bound(json.len())];
     // An error is one of the room, and there is enough.
-    zstd_safe::compress(&mut frame, json, LEVEL).ok()?;
+    let length = zstd_safe::compress(&mut frame[..], json, LEVEL).ok()?;
+    frame.truncate(length);
     Some((u32::try_from(json.len()).ok()?.to_be_bytes(), frame))
 }
 
 /// Returns a message of `size` bytes from its zstd frame. Errors: `Protocol`.
 fn decompressed(size: u32, frame: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut json = Vec::with_capacity(size as usize);
+    let mut json = vec![0; size as usize];
     let wrong = |reason: &str| Error::protocol(format!("a compressed message of {size} bytes: {reason}"));
-    zstd_safe::decompress(&mut json, frame).map_err(|code| wrong(zstd_safe::get_error_name(code)))?;
-    match json.len() == size as usize {
-        true => Ok(json),
-        false => Err(wrong(&format!("its frame has {}", json.len()))),
+    let length = zstd_safe::decompress(&mut json[..], frame);
+    match length.map_err(|code| wrong(zstd_safe::get_error_name(code)))? {
+        length if length == json.len() => Ok(json),
+        length => Err(wrong(&format!("its frame has {length}"))),
     }
 }
 

@@ -86,7 +86,8 @@ impl Measurement {
             Occasion::Examination => HANDSHAKE_TIME_MAX,
             Occasion::Monitoring => MONITOR_CONNECT_WITHIN,
         };
-        let opened = |remote| open(identity, remote, local, &control, within).map(|(channel, rtt)| (channel, rtt, remote));
+        let opened =
+            |remote| open(identity, remote, local, &control, within).map(|(channel, rtt)| (channel, rtt, remote));
         let (control, rtt, remote) = dial::first_of(&agent.host_port(), local, opened)?;
         let peer = peer_fingerprint(control.connection().peer_certificates().unwrap_or_default())?;
         trust.check(agent, &peer, cancel)?;

@@ -288,7 +288,8 @@ fn measure(
         }
     }
     let near = host_facts();
-    let evidence = evidence((&near, measurement.far_host()), Some((ECHOES, report)), flows);
+    let evidence =
+        evidence((&near, measurement.far_host()), measurement.remote().is_ipv6(), Some((ECHOES, report)), flows);
     let bytes = evidence.records.iter().map(sterna_doctor::evidence::Record::cost_bytes).fold(0, u64::saturating_add);
     let tests: Vec<Test> = Direction::ALL.into_iter().filter_map(|direction| Test::of(&evidence, direction)).collect();
     let ran = test.filter(|_| !tests.is_empty());

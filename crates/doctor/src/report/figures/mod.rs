@@ -14,8 +14,8 @@ mod plot;
 mod rounds;
 mod trains;
 
-pub use self::rounds::history;
 pub use self::plot::{Figure, STYLE};
+pub use self::rounds::history;
 use crate::evidence::{Direction, Evidence};
 use crate::report::Report;
 
