@@ -17,7 +17,12 @@ fn served(lab: &Lab) -> RangeServer {
 fn examine(lab: &Lab, mut server: RangeServer, target: &str, time: &str) -> Value {
     let output = lab.host_a().command(BINARY).args(["doctor", target, "--json", "--time", time]).output().unwrap();
     // Only host b reaches the address of the server.
-    lab.host_b().inside(|| Ok(server.stop())).unwrap();
+    lab.host_b()
+        .inside(|| {
+            server.stop();
+            Ok(())
+        })
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
