@@ -130,7 +130,7 @@ impl Chain {
     fn link(&self, from: [&str; 2], to: [&str; 2], mtu: &str) {
         let ([from, from_address], [to, to_address]) = (from, to);
         let (here, there) = (self.host(from), self.host(to));
-        assert!(ip(&["-n", &here, "link", "add", to, "type", "veth", "peer", "name", from, "netns", &there]));
+        assert!(ip(&["-n", &here, "link", "add", "name", to, "type", "veth", "peer", "name", from, "netns", &there]));
         for (host, device, address) in [(here, to, from_address), (there, from, to_address)] {
             assert!(ip(&["-n", &host, "addr", "add", address, "dev", device]));
             assert!(ip(&["-n", &host, "link", "set", "dev", device, "mtu", mtu, "up"]));
