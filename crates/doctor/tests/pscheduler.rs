@@ -1,5 +1,5 @@
-//! Export of examinations to pScheduler: every document fits the schemas of pScheduler, read strictly, and has the rates
-//! of the report.
+//! Export of examinations to pScheduler: every document fits the schemas of pScheduler, read strictly, and has the
+//! rates of the report.
 //!
 //! Source of the members and their types: `validate.py` of the throughput and rtt tests, `jsonval.py` (Cardinal,
 //! Duration, Host, Probability, TaskSpecification), and the archiver daemon, of pscheduler 5.2.5.

@@ -399,7 +399,7 @@ fn trace(result: &Trace) -> Option<Judgement> {
 mod tests {
     use super::*;
 
-    /// Returns a test of 20 s: rate in Mbit/s, round trip in ms, segments sent again and window in bytes of each second.
+    /// Returns a test of 20 s: rate in Mbit/s, round trip in ms, segments sent again and window in bytes, by second.
     fn result(each: impl Fn(u64) -> (f64, f64, u64, f64)) -> Throughput {
         let interval = |second: u64| {
             let (megabits, rtt_ms, resent, window) = each(second);

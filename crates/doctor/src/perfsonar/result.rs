@@ -276,7 +276,7 @@ fn congestion_in(diags: &str) -> Option<String> {
 /// Maximum characters of the name of a congestion control. Source: `TCP_CA_NAME_MAX` of Linux.
 const CONGESTION_CHARS_MAX: usize = 16;
 
-/// Returns the round trip of a stream, seconds. iperf3 reports microseconds, and pScheduler keeps them. 0: not measured.
+/// Returns the round trip of a stream, seconds. iperf3 reports microseconds, and pScheduler keeps them; 0 is none.
 fn micros(of: &Value) -> Option<f64> {
     number(of, "rtt").filter(|rtt| *rtt > 0.0).map(|micros| micros / 1e6)
 }

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use sterna_doctor::kernel::KernelVersion;
-use sterna_doctor::plan::{RTT_MAX, RTT_MIN};
 use sterna_net::measure::STREAMS_MAX;
 use sterna_proto::BitRate;
 use sterna_proto::location::RemoteLocation;
 
 use super::case::CaseFlags;
-use super::duration::parse_time;
+use super::duration::{parse_rtt, parse_time};
 use super::measure::{MeasureFlags, ToolDirection};
 use super::perfsonar::PerfsonarFlags;
 
@@ -278,25 +277,6 @@ pub struct PlanFlags {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// Reads `148ms`, `11.9ms`, `500us` or `0.66s`.
-pub(super) fn parse_rtt(text: &str) -> Result<Duration, String> {
-    let expected = || "expected a number and a unit (us, ms or s), such as 148ms or 11.9ms".to_owned();
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let scale = match unit {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        _ => return Err(expected()),
-    };
-    let number: f64 = number.parse().map_err(|_| expected())?;
-    let rtt = Duration::try_from_secs_f64(number * scale).map_err(|_| expected())?;
-    match (RTT_MIN..=RTT_MAX).contains(&rtt) {
-        true => Ok(rtt),
-        false => Err(format!("from {} us to {} s", RTT_MIN.as_micros(), RTT_MAX.as_secs())),
-    }
 }
 
 /// Reads `1e-6` or `0.1%`.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sterna_doctor::plan::{RTT_MAX, RTT_MIN};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -25,6 +26,25 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
     match number.checked_mul(millis) {
         Some(total) if total <= 366 * 24 * 3_600_000 => Ok(Duration::from_millis(total)),
         _ => Err("the maximum is 8784h (366 days)".to_owned()),
+    }
+}
+
+/// Reads `148ms`, `11.9ms`, `500us` or `0.66s`.
+pub fn parse_rtt(text: &str) -> Result<Duration, String> {
+    let expected = || "expected a number and a unit (us, ms or s), such as 148ms or 11.9ms".to_owned();
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        _ => return Err(expected()),
+    };
+    let number: f64 = number.parse().map_err(|_| expected())?;
+    let rtt = Duration::try_from_secs_f64(number * scale).map_err(|_| expected())?;
+    match (RTT_MIN..=RTT_MAX).contains(&rtt) {
+        true => Ok(rtt),
+        false => Err(format!("from {} us to {} s", RTT_MIN.as_micros(), RTT_MAX.as_secs())),
     }
 }
 

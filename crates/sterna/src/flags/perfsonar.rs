@@ -11,8 +11,7 @@ use sterna_net::measure::STREAMS_MAX;
 use sterna_proto::BitRate;
 use sterna_proto::web::WebLocation;
 
-use super::doctor::parse_rtt;
-use super::duration::parse_time;
+use super::duration::{parse_rtt, parse_time};
 
 const RUN_EXAMPLES: &str = "\
 Examples:

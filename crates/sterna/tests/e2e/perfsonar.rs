@@ -1,5 +1,5 @@
-//! `sterna doctor perfsonar` against servers that replay recorded exchanges, strictly: another request, in another order
-//! or with another body, fails the test. The recordings are in `perfsonar/`, each with its source.
+//! `sterna doctor perfsonar` against servers that replay recorded exchanges, strictly: another request, in another
+//! order or with another body, fails the test. The recordings are in `perfsonar/`, each with its source.
 //!
 //! Servers that hang, flood or lie: `crates/net/src/perfsonar/tests.rs`.
 
