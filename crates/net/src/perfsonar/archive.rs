@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use super::exchange::{Ask, Exchange};
+use super::exchange::{Ask, Exchange, with_path};
 use super::{NodeTimes, NodeTrust};
 use crate::engine::Cancel;
 
@@ -91,13 +91,9 @@ pub fn read_archive(
 ) -> Result<ArchiveReply, Error> {
     match ArchiveKind::of(url) {
         ArchiveKind::OpenSearch => {
-            let at = match url.path() {
-                "/" => WebLocation::parse(&format!("{}{OPENSEARCH_PATH}", url.origin()))?,
-                _ => url.clone(),
-            };
-            search(&Exchange::new(&at, trust)?, query, times, cancel)
+            search(&Exchange::new(&with_path(url, OPENSEARCH_PATH)?, trust)?, query, times, cancel)
         }
-        ArchiveKind::Esmond => esmond(&Exchange::new(url, trust)?, query, times, cancel),
+        ArchiveKind::Esmond => esmond(&Exchange::new(&with_path(url, "")?, trust)?, query, times, cancel),
     }
 }
 

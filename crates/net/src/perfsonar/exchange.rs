@@ -65,10 +65,6 @@ impl Ask {
 impl Exchange {
     /// Creates the client of a server. Connects to nothing. Errors: `Usage`, also for a file that cannot be read.
     pub(super) fn new(at: &WebLocation, trust: &NodeTrust) -> Result<Self, Error> {
-        if at.url().contains('?') {
-            let text = format!("{at}: a URL with a query; give the URL without ? and what follows");
-            return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
-        }
         let verifier = Arc::new(NodeVerifier::new(trust)?);
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
@@ -251,6 +247,15 @@ impl Reply {
             _ => failed(ErrorKind::Protocol, Scope::Service),
         }
     }
+}
+
+/// Returns the URL of a server; one without a path gets `path`. Errors: `Usage` for a URL with a query.
+pub(super) fn with_path(url: &WebLocation, path: &str) -> Result<WebLocation, Error> {
+    if url.url().contains('?') {
+        let text = format!("{url}: a URL with a query; give the URL without ? and what follows");
+        return Err(Error::new(ErrorKind::Usage, Scope::Client, Phase::Prepare, text));
+    }
+    if url.path() == "/" { WebLocation::parse(&format!("{}{path}", url.origin())) } else { Ok(url.clone()) }
 }
 
 /// Returns the error of a cancellation.

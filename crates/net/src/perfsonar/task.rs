@@ -8,7 +8,7 @@ use sterna_proto::web::WebLocation;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use ureq::http::Method;
 
-use super::exchange::{Ask, Exchange, cancelled};
+use super::exchange::{Ask, Exchange, cancelled, with_path};
 use super::{NodeTimes, NodeTrust};
 use crate::engine::Cancel;
 
@@ -136,8 +136,7 @@ impl Node {
     ///
     /// Errors: `Usage`, also for a file of authorities that cannot be read.
     pub fn new(url: &WebLocation, trust: &NodeTrust, times: NodeTimes) -> Result<Self, Error> {
-        let at = if url.path() == "/" { WebLocation::parse(&format!("{}{PATH}", url.origin()))? } else { url.clone() };
-        Ok(Self { exchange: Exchange::new(&at, trust)?, times })
+        Ok(Self { exchange: Exchange::new(&with_path(url, PATH)?, trust)?, times })
     }
 
     /// Posts a task, follows its first run, and returns the run with its result. `within`: time until the result.
