@@ -40,16 +40,16 @@ fn escaped(value: &str) -> String {
 
 fn families(paths: &[(String, Present)]) -> Vec<Family> {
     let mut families = states(paths);
-    let totals: [(&'static str, &'static str, fn(&Present) -> u64); 4] = [
-        ("sterna_path_rounds_total", "Rounds with measurements.", |now| now.counts.rounds),
-        ("sterna_path_failures_total", "Rounds without measurements.", |now| now.counts.failures),
-        ("sterna_path_tests_total", "Throughput tests, each direction by itself.", |now| now.counts.tests),
-        ("sterna_path_bytes_total", "Bytes of all measurements.", |now| now.counts.bytes),
-    ];
-    for (name, help, of) in totals {
+    let total = |name, help, of: fn(&Present) -> u64| {
         let samples = paths.iter().map(|(peer, now)| (vec![("peer", peer.clone())], of(now) as f64)).collect();
-        families.push(Family { name, kind: "counter", help, samples });
-    }
+        Family { name, kind: "counter", help, samples }
+    };
+    families.extend([
+        total("sterna_path_rounds_total", "Rounds with measurements.", |now| now.counts.rounds),
+        total("sterna_path_failures_total", "Rounds without measurements.", |now| now.counts.failures),
+        total("sterna_path_tests_total", "Throughput tests, each direction by itself.", |now| now.counts.tests),
+        total("sterna_path_bytes_total", "Bytes of all measurements.", |now| now.counts.bytes),
+    ]);
     families
 }
 

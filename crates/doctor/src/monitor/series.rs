@@ -177,7 +177,12 @@ impl Series {
             let Some((_, test)) = self.tests.get(&direction).and_then(VecDeque::back) else { return false };
             let Some(level) = self.levels.get(&Quantity::Limit(direction, test.limit)) else { return false };
             let run = level.run_above(USUAL);
-            level.shift().is_none() && (1..=CONFIRMATIONS).contains(&run) && level.share_above(USUAL, run) < USUAL
+            // Without earlier tests, nothing is usual yet.
+            let has_earlier = self.tested.get(&direction).is_some_and(|tested| *tested > run);
+            has_earlier
+                && level.shift().is_none()
+                && (1..=CONFIRMATIONS).contains(&run)
+                && level.share_above(USUAL, run) < USUAL
         })
     }
 

@@ -187,10 +187,12 @@ fn new_loss_is_found_in_its_direction_and_so_is_its_end() {
 fn a_limit_that_was_gone_is_back() {
     let mut simulation = Simulation::new(1, Ports::Fixed);
     // A limit that was always there is no alarm, and its end is good news.
-    let mut tests = |simulation: &mut Simulation, limit, rate, count: usize| -> Vec<Change> {
+    let tests = |simulation: &mut Simulation, limit, rate, count: usize| -> Vec<Change> {
         (0..count).flat_map(|_| simulation.test(limit, rate)).collect()
     };
-    assert_eq!(tests(&mut simulation, Cause::Policer, 7_000_000, 40), []);
+    assert_eq!(tests(&mut simulation, Cause::Policer, 7_000_000, 1), []);
+    assert!(!simulation.series.wants_test(), "nothing is usual yet");
+    assert_eq!(tests(&mut simulation, Cause::Policer, 7_000_000, 39), []);
     assert!(!simulation.series.wants_test());
     let better = tests(&mut simulation, Cause::RateCap, 98_000_000, 60);
     assert_eq!(better.iter().map(|change| change.turn).collect::<Vec<_>>(), [Turn::Improved], "{better:?}");
