@@ -67,8 +67,38 @@ fn script(shell: Shell) -> String {
     };
     let mut script = Vec::new();
     clap_complete::generate(generator, &mut Flags::command(), PROGRAM, &mut script);
-    String::from_utf8_lossy(&script).into_owned()
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if shell == Shell::Fish {
+        add_deep_flags(&Flags::command(), &mut Vec::new(), &mut script);
+    }
+    script
 }
+
+/// Adds the flags of commands at the third level, such as `sterna doctor case run`: the generator for fish ends at the
+/// second one.
+fn add_deep_flags(command: &clap::Command, parents: &mut Vec<String>, script: &mut String) {
+    if let [first, others @ ..] = parents.as_slice()
+        && others.len() == DEEP - 1
+    {
+        let seen = others.iter().map(|name| format!("; and __fish_seen_subcommand_from {name}")).collect::<String>();
+        for flag in command.get_arguments().filter(|flag| !flag.is_hide_set()) {
+            let Some(long) = flag.get_long() else { continue };
+            let help = flag.get_help().map(ToString::to_string).unwrap_or_default().replace('\'', "\\'");
+            let value = if flag.get_action().takes_values() { " -r" } else { "" };
+            script.push_str(&format!(
+                "complete -c {PROGRAM} -n \"__fish_{PROGRAM}_using_subcommand {first}{seen}\" -l {long} -d '{help}'{value}\n"
+            ));
+        }
+    }
+    for subcommand in command.get_subcommands() {
+        parents.push(subcommand.get_name().to_owned());
+        add_deep_flags(subcommand, parents, script);
+        parents.pop();
+    }
+}
+
+/// Level of commands whose flags the generator for fish leaves out.
+const DEEP: usize = 3;
 
 /// Program name in the completion scripts.
 const PROGRAM: &str = "sterna";

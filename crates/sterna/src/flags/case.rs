@@ -20,8 +20,45 @@ Examples:
   sterna doctor case retest tigo --claim 'limit lifted to 90 Mbit/s' --to 90Mbit
   sterna doctor case report tigo --html tigo.html   # all of it, for everybody
 
-A case is a directory: case.jsonl has an entry a line, and bundles/ the signed evidence. It can
-be sent as an archive, or kept in a repository.";
+A case is a directory: case.jsonl has one entry a line, and bundles/ the signed evidence. It
+can be sent as an archive, or kept in a repository.";
+
+const NEW_EXAMPLES: &str = "\
+Examples:
+  sterna doctor case new tigo --target sterna://jive.example.org --title 'TIGO to JIVE'";
+
+const NOTE_EXAMPLES: &str = "\
+Examples:
+  sterna doctor case note tigo 'asked REUNA about the limit'
+  sterna doctor case note tigo 'limit found' --at '2006-08-22 14:30' --by jose@reuna.cl
+  sterna doctor case note tigo - < mail.txt";
+
+const FACT_EXAMPLES: &str = "\
+Examples:
+  sterna doctor case fact tigo --domain reuna.cl rate_limit=90Mbit burst=16MB
+  sterna doctor case fact tigo --domain reuna.cl --direction up rate_limit=none";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  sterna doctor case run tigo
+  sterna doctor case run tigo --time 30s --max-rate 1Gbit";
+
+const ADD_EXAMPLES: &str = "\
+Examples:
+  sterna doctor case add tigo before.json";
+
+const LIST_EXAMPLES: &str = "\
+Examples:
+  sterna doctor case list tigo";
+
+const REPORT_EXAMPLES: &str = "\
+Examples:
+  sterna doctor case report tigo
+  sterna doctor case report tigo --html tigo.html";
+
+const CLOSE_EXAMPLES: &str = "\
+Examples:
+  sterna doctor case close tigo 'REUNA upgrades to 310 Mbit/s'";
 
 const RETEST_EXAMPLES: &str = "\
 Examples:
@@ -30,8 +67,9 @@ Examples:
   sterna doctor case retest tigo --limit policer --direction up --to 90Mbit
   sterna doctor case retest tigo --since 20060822T143000Z
 
-A limit is gone if more than its rate passed. Exit codes: 0 every limit is gone, or has the rate
-of --to; 1 a limit is still there, or the measurement does not decide; others as always.";
+A limit is gone if more than its rate passed. Exit codes: 0 every limit is gone, or has the
+rate of --to. 1 a limit is still there, or the measurement does not decide. Others: see
+`sterna --help`.";
 
 /// Flags of `sterna doctor case`.
 #[derive(Debug, Args)]
@@ -48,23 +86,31 @@ pub struct CaseFlags {
 #[derive(Debug, Subcommand)]
 pub enum CaseCommand {
     /// Open a case
+    #[command(after_help = NEW_EXAMPLES)]
     New(CaseNewFlags),
     /// Add a note
+    #[command(after_help = NOTE_EXAMPLES)]
     Note(CaseNoteFlags),
     /// Add facts about a network, as its operator states them; a later value supersedes an earlier one
+    #[command(after_help = FACT_EXAMPLES)]
     Fact(CaseFactFlags),
     /// Examine the targets, keep the signed evidence, and tell what changed since the last time
+    #[command(after_help = RUN_EXAMPLES)]
     Run(CaseRunFlags),
     /// Examine the targets again, and tell for each limit whether it is gone
     #[command(after_help = RETEST_EXAMPLES)]
     Retest(CaseRetestFlags),
     /// Add the bundle of an examination that ran without the case
+    #[command(after_help = ADD_EXAMPLES)]
     Add(CaseAddFlags),
     /// List the entries in order of time
+    #[command(after_help = LIST_EXAMPLES)]
     List(CaseListFlags),
     /// Report: facts by domain, chronology, rates over time, re-tests, open questions
+    #[command(after_help = REPORT_EXAMPLES)]
     Report(CaseReportFlags),
     /// Close the case; any later entry opens it again
+    #[command(after_help = CLOSE_EXAMPLES)]
     Close(CaseCloseFlags),
 }
 
