@@ -49,7 +49,7 @@ pub enum PerfsonarCommand {
     Run(Box<PerfsonarRunFlags>),
     /// Read the results of an archive of perfSONAR, and tell what changed
     #[command(after_help = READ_EXAMPLES)]
-    Read(PerfsonarReadFlags),
+    Read(Box<PerfsonarReadFlags>),
 }
 
 /// Flags of `sterna doctor perfsonar run`.
