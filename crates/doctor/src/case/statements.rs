@@ -1,4 +1,4 @@
-//! Statements of operators beside what an examination measured: "geant.net states 90 Mbit/s; a policer of 5.0 Mbit/s was
+//! Statements of operators beside what an examination measured: "geant.net states 90 Mbit/s; a policer of 5 Mbit/s was
 //! measured".
 //!
 //! A path has one lowest rate limit. A statement is contradicted only if no other domain states the rate that was

@@ -197,7 +197,7 @@ fn a_retest_answers_for_the_limits_of_an_earlier_examination() {
     uses_no_bundle_that_was_changed(&case);
 }
 
-/// Adds an entry of an examination whose bundle is lost: with a limit far below what loopback carries, and one far above.
+/// Adds an entry of an examination whose bundle is lost: a limit far below what loopback carries, and one far above.
 fn add_limits_of_long_ago(case: &TestCase<'_>) {
     let text = fs::read_to_string(case.entries()).unwrap();
     let mut entry: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
