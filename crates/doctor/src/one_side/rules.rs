@@ -294,10 +294,15 @@ impl Case<'_> {
         let window = ByteCount(one.window_bytes);
         let reachable = self.most().map_or(one.measured_bps * 2, |most| most.measured_bps);
         let needed = reachable as f64 / 8.0 * one.rtt_s;
-        let buffer = kernel::buffer_for(ByteCount((needed * SPARE) as u64), self.observed.kernel());
+        // The part of a buffer that is window depends on the network card: it is measured here.
+        let part = one.window_bytes as f64 / (one.receive_buffer as f64).max(1.0);
+        let by_kernel = kernel::buffer_for(ByteCount((needed * SPARE) as u64), self.observed.kernel());
+        let buffer = by_kernel.max(ByteCount((needed * SPARE / part) as u64));
         let mut evidence = vec![format!(
-            "in {} of the time a whole window of this host ({window}) arrived in each round trip of {}, which is {}",
+            "in {} of the time a whole window of this host ({window} of a buffer of {}) arrived in each round trip of {}, \
+             which is {}",
             percent(one.window_share),
+            ByteCount(one.receive_buffer),
             time(one.rtt_s),
             shown(of_window(window.0 as f64, one.rtt_s))
         )];
@@ -528,8 +533,8 @@ mod tests {
             (own.limit, own.direction, own.predicted_bps),
             (Cause::ReceiveBuffer, Direction::Reverse, 1_700_000_000)
         );
-        // 1.7 Gbit/s over 100 ms are 21.25 MB of window, and 10 % more in a buffer of which 0.895 is window.
-        assert!(own.remedy.contains("tcp_rmem='4096 131072 26117"), "{}", own.remedy);
+        // 1.7 Gbit/s over 100 ms are 21.25 MB of window, and 10 % more in a buffer of which 0.89 is window.
+        assert!(own.remedy.contains("tcp_rmem='4096 131072 26261"), "{}", own.remedy);
         assert!((own.share - (1.0 - 448.0 / 1700.0)).abs() < 1e-9, "{own:?}");
         let growing = DownloadView { receive_buffer: 1_000_000, ..full };
         assert_eq!(limits(&path, &flows(&growing, [100, 200, 400])), [Cause::SlowRamp]);
