@@ -140,7 +140,7 @@ mod tests {
                 limit: Cause::SendBuffer,
                 remedy: String::new(),
             };
-            let tests = if number % 12 == 0 { vec![test] } else { Vec::new() };
+            let tests = if number.is_multiple_of(12) { vec![test] } else { Vec::new() };
             let outcome = match number {
                 50 => Outcome::Failed(Failure::Unreachable("<script>".to_owned())),
                 _ => Outcome::Measured(Measured { echoes: Some(echoes), tests, bytes: 81_920 }),
