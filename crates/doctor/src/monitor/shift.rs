@@ -21,6 +21,13 @@ const BEYOND: [f64; 4] = [1.0, 0.75, 0.5, 0.35];
 /// Smallest number of rounds beyond the value of a shift.
 const BEYOND_MIN: usize = 3;
 
+/// Chance of a false shift if each of the last rounds is far beyond all before, their smallest number, and the distance
+/// as multiple of the range before. Reason: a path whose round trips differ by 0.1 ms and then by 6 ms needs no long
+/// record.
+const CLEAR: f64 = 1e-3;
+const CLEAR_MIN: usize = 4;
+const CLEAR_RANGES: f64 = 2.0;
+
 /// Smallest number of rounds before a shift.
 const BEFORE_MIN: usize = 8;
 
@@ -213,7 +220,9 @@ impl Level {
                 let value = recent[count - beyond];
                 let before = self.values.range(..split).filter(|(_, one)| one * sign >= value - margin).count();
                 let chance = chance_of(beyond, count, before, split);
-                if chance < self.rule.chance && best.is_none_or(|(least, ..)| chance < least) {
+                let is_clear = part >= 1.0 && beyond >= CLEAR_MIN && self.is_clear(value, sign, split);
+                let most = if is_clear { self.rule.chance.max(CLEAR) } else { self.rule.chance };
+                if chance < most && best.is_none_or(|(least, ..)| chance < least) {
                     best = Some((chance, value, count));
                 }
             }
@@ -231,6 +240,13 @@ impl Level {
         let usual = below.get((below.len() as f64 * BELOW_EDGE) as usize).copied().unwrap_or(value - margin);
         let edge = f64::midpoint(usual, value) * sign;
         Some((Shift { since, before, after, edge }, count))
+    }
+
+    /// Returns true if a value is far beyond all values of the first `split` rounds: by twice their range.
+    fn is_clear(&self, value: f64, sign: f64, split: usize) -> bool {
+        let before = || self.values.range(..split).map(|(_, one)| one * sign);
+        let (least, most) = (before().fold(f64::INFINITY, f64::min), before().fold(f64::NEG_INFINITY, f64::max));
+        self.rule.margin > 0.0 && value - most > CLEAR_RANGES * (most - least) + self.margin()
     }
 
     /// Records a shift of the last `count` rounds.
@@ -378,6 +394,15 @@ mod tests {
         assert!(matches!(first(&mut level, 9.9, 3000), Some(Event::Settled(_))));
         assert_eq!(first(&mut level, 9.9, 100), None);
         assert!(level.shift().is_none());
+    }
+
+    #[test]
+    fn a_clear_step_needs_no_long_record() {
+        let mut level = Level::new(RULE);
+        let values = (0..11).map(|round| 20.2 + f64::from(round % 3) / 50.0).chain([26.2, 26.1, 26.2, 26.2]);
+        let events: Vec<u64> =
+            (0..).zip(values).filter_map(|(at, value)| level.observe(at, value).map(|_| at)).collect();
+        assert_eq!((events, level.shift().map(|shift| shift.since)), (vec![14], Some(11)));
     }
 
     #[test]
