@@ -21,8 +21,8 @@ const LEVEL: i32 = 3;
 /// Bit of the length of a compressed message.
 const IS_COMPRESSED: u32 = 1 << 31;
 
-/// TLS connection that carries messages: 4 bytes with the length, most significant first, and JSON. If the highest bit of
-/// the length is set, 4 bytes with the size of the JSON and a zstd frame follow instead.
+/// TLS connection that carries messages: 4 bytes with the length, most significant first, and JSON. If the highest bit
+/// of the length is set, 4 bytes with the size of the JSON and a zstd frame follow instead.
 pub(super) struct Channel<C: DerefMut<Target = ConnectionCommon<S>>, S: SideData>(StreamOwned<C, Bounded>);
 
 impl<C: DerefMut<Target = ConnectionCommon<S>>, S: SideData> Channel<C, S> {
