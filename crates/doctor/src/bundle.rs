@@ -13,10 +13,11 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sterna_net::identity::{Fingerprint, Identity, PublicKey};
+use sterna_net::measure::STREAMS_MAX;
 use sterna_proto::file::plain;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
-use crate::evidence::Evidence;
+use crate::evidence::{Evidence, Outcome};
 use crate::report::About;
 
 /// Version of the format.
@@ -31,6 +32,9 @@ const SIGNATURES_MAX: usize = 16;
 /// Largest number in a bundle: 2^48, in bytes 281 TB. Reason: 180 s at 10 Tbit/s are less, sums over the samples of an
 /// examination do not overflow, and other languages read it exactly.
 const NUMBER_MAX: f64 = 281_474_976_710_656.0;
+
+/// Maximum number of experiments. Reason: an examination of 10 min has some dozens.
+const RECORDS_MAX: usize = 256;
 
 /// Member that may have a larger number: a flow without a maximum of bytes has the largest one.
 const UNBOUNDED: &str = "bytes_max";
@@ -130,6 +134,7 @@ impl Bundle {
             about: serde_json::from_value(about).map_err(wrong("about"))?,
             evidence: serde_json::from_value(evidence).map_err(wrong("evidence"))?,
         };
+        few(&bundle.evidence).map_err(corrupt)?;
         Ok(SignedBundle { bundle, proof })
     }
 }
@@ -233,6 +238,21 @@ fn bounded(name: &str, value: &Value) -> Result<(), String> {
         Value::Array(items) => items.iter().try_for_each(|item| bounded(name, item)),
         Value::Object(members) => members.iter().try_for_each(|(name, member)| bounded(name, member)),
         Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
+    }
+}
+
+/// Refuses evidence whose views would take long: they look at every sample of every stream of every experiment.
+fn few(evidence: &Evidence) -> Result<(), String> {
+    if evidence.records.len() > RECORDS_MAX {
+        return Err(format!("the bundle has {} experiments: at most {RECORDS_MAX}", evidence.records.len()));
+    }
+    let ends = evidence.records.iter().filter_map(|record| match &record.outcome {
+        Outcome::Flow(pair) => Some(pair.sender.streams.len().max(pair.receiver.streams.len())),
+        _ => None,
+    });
+    match ends.max().filter(|streams| *streams > STREAMS_MAX as usize) {
+        Some(streams) => Err(format!("the bundle has a flow of {streams} connections: at most {STREAMS_MAX}")),
+        None => Ok(()),
     }
 }
 

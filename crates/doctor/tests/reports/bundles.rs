@@ -73,12 +73,23 @@ fn a_bundle_without_a_signature_has_no_signer() {
     assert!(read.proof.require(&Identity::ephemeral().unwrap().fingerprint()).is_err());
 }
 
+/// Makes a list of `count` copies of its first item.
+fn repeat(list: &mut Value, count: usize) {
+    *list = vec![list[0].clone(); count].into();
+}
+
 #[test]
 fn other_files_are_errors_with_a_reason() {
     let (bytes, _) = bundle().sign(&Identity::ephemeral().unwrap()).unwrap();
     let edited = |edit: fn(&mut Value)| {
         let mut file: Value = serde_json::from_slice(&bytes).unwrap();
         edit(&mut file);
+        serde_json::to_vec(&file).unwrap()
+    };
+    let unsigned = |edit: fn(&mut Value)| {
+        let mut file: Value = serde_json::from_slice(&bytes).unwrap();
+        file.as_object_mut().unwrap().remove("signatures");
+        edit(&mut file["evidence"]);
         serde_json::to_vec(&file).unwrap()
     };
     let deep = format!("{{\"format\":1,\"about\":{}", "[".repeat(100_000));
@@ -99,6 +110,16 @@ fn other_files_are_errors_with_a_reason() {
             edited(|file| file["evidence"]["connect_us"] = u64::MAX.into()),
             ErrorKind::Corrupt,
             "no examination has that",
+        ),
+        (unsigned(|evidence| repeat(&mut evidence["records"], 257)), ErrorKind::Corrupt, "257 experiments"),
+        (
+            unsigned(|evidence| {
+                let flow = evidence["records"].as_array_mut().unwrap().iter_mut();
+                let flow = flow.find(|record| record["outcome"].get("flow").is_some()).unwrap();
+                repeat(&mut flow["outcome"]["flow"]["receiver"]["streams"], 65);
+            }),
+            ErrorKind::Corrupt,
+            "a flow of 65 connections",
         ),
         (vec![b' '; BYTES_MAX + 1], ErrorKind::Limit, "more than 64 MiB"),
     ] {
