@@ -114,7 +114,7 @@ fn other_files_are_errors_with_a_reason() {
         (unsigned(|evidence| repeat(&mut evidence["records"], 257)), ErrorKind::Corrupt, "257 experiments"),
         (
             unsigned(|evidence| {
-                let flow = evidence["records"].as_array_mut().unwrap().iter_mut();
+                let mut flow = evidence["records"].as_array_mut().unwrap().iter_mut();
                 let flow = flow.find(|record| record["outcome"].get("flow").is_some()).unwrap();
                 repeat(&mut flow["outcome"]["flow"]["receiver"]["streams"], 65);
             }),
