@@ -12,7 +12,7 @@ perfSONAR   packets of one port at a low rate: loss and delay of each direction,
 NPAD        the arithmetic of pathdiag: target rate and round trip against windows, options, MSS and the loss budget
 
 A cell counts the examinations in which the tool named the cause, perhaps among others; for a clean path, those in which
-it named none. The last row counts the examinations with a name that was not imposed. "Loss" names random loss: none of
+it named none. The row before the last counts the examinations with a name that was not imposed. "Loss" names random loss: none of
 the other tools tells it from a policer or from congestion. Prints a table in Markdown.
 """
 

@@ -33,6 +33,13 @@ const SIGNATURES_MAX: usize = 16;
 /// examination do not overflow, and other languages read it exactly.
 const NUMBER_MAX: f64 = 281_474_976_710_656.0;
 
+/// Maximum length of a list. Reason: an examination has some thousand numbers of lost packets, and a minute of samples;
+/// each item of a list takes hundreds of bytes once it is read, however short its text is.
+const ITEMS_MAX: usize = 10_000;
+
+/// Maximum number of samples of all flows. Reason: an examination of 10 min with single streams has 24,000.
+const SAMPLES_MAX: usize = 200_000;
+
 /// Maximum number of experiments. Reason: an examination of 10 min has some dozens.
 const RECORDS_MAX: usize = 256;
 
@@ -228,13 +235,16 @@ fn canonical(value: &Value, text: &mut String) {
     }
 }
 
-/// Refuses numbers with which later sums would overflow.
+/// Refuses numbers with which later sums would overflow, and lists that would take much memory.
 fn bounded(name: &str, value: &Value) -> Result<(), String> {
     match value {
         Value::Number(number) => match number.as_f64() {
             Some(number) if number.abs() <= NUMBER_MAX || name == UNBOUNDED => Ok(()),
             _ => Err(format!("the bundle has the number {number} as \"{}\": no examination has that", plain(name))),
         },
+        Value::Array(items) if items.len() > ITEMS_MAX => {
+            Err(format!("the bundle has a list of {} items as \"{}\": at most {ITEMS_MAX}", items.len(), plain(name)))
+        }
         Value::Array(items) => items.iter().try_for_each(|item| bounded(name, item)),
         Value::Object(members) => members.iter().try_for_each(|(name, member)| bounded(name, member)),
         Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
@@ -250,6 +260,14 @@ fn few(evidence: &Evidence) -> Result<(), String> {
         Outcome::Flow(pair) => Some(pair.sender.streams.len().max(pair.receiver.streams.len())),
         _ => None,
     });
+    let streams = evidence.records.iter().filter_map(|record| match &record.outcome {
+        Outcome::Flow(pair) => Some(pair.sender.streams.iter().chain(&pair.receiver.streams)),
+        _ => None,
+    });
+    let samples: usize = streams.flatten().map(|stream| stream.samples.len()).sum();
+    if samples > SAMPLES_MAX {
+        return Err(format!("the bundle has {samples} samples: at most {SAMPLES_MAX}"));
+    }
     match ends.max().filter(|streams| *streams > STREAMS_MAX as usize) {
         Some(streams) => Err(format!("the bundle has a flow of {streams} connections: at most {STREAMS_MAX}")),
         None => Ok(()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sterna_net::disk::DiskSpeed;
 use sterna_net::measure::{
-    EchoReport, EchoSpec, FlowPair, FlowSpec, HostFacts, SocketSettings, TrainReport, TrainSpec,
+    EchoReport, EchoSpec, FlowPair, FlowSpec, HostFacts, SocketSettings, StreamReport, TrainReport, TrainSpec,
 };
 use sterna_proto::path_cache::DataDirection;
 
@@ -156,10 +156,15 @@ impl Record {
                 packets.saturating_mul(spec.packet_bytes.into())
             }
             (_, Outcome::Flow(pair)) => {
-                let last = |stream: &sterna_net::measure::StreamReport| {
-                    stream.samples.last().map_or(0, |sample| sample.data_segments_out.saturating_mul(stream.mss.into()))
+                let sum = |of: &dyn Fn(&StreamReport) -> Option<u64>, streams: &[StreamReport]| {
+                    streams.iter().filter_map(of).fold(0, u64::saturating_add)
                 };
-                pair.sender.streams.iter().map(last).fold(0, u64::saturating_add)
+                let sent = |stream: &StreamReport| {
+                    Some(stream.samples.last()?.data_segments_out.saturating_mul(stream.mss.into()))
+                };
+                let received = |stream: &StreamReport| Some(stream.samples.last()?.received);
+                // One of the ends is the peer, which may report less.
+                sum(&sent, &pair.sender.streams).max(sum(&received, &pair.receiver.streams))
             }
             (_, Outcome::Train(report)) => report.sent_bytes,
             _ => 0,

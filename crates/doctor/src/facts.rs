@@ -4,7 +4,7 @@ use sterna_net::measure::{EchoPort, FlowPair, FlowSpec, HostFacts, TrainReport, 
 
 use crate::ceiling::Ceiling;
 use crate::echoes::rtt_modes;
-use crate::evidence::{Direction, Evidence, Purpose};
+use crate::evidence::{Direction, Evidence, Purpose, Record};
 use crate::verdict::RttMode;
 use crate::view::{FlowView, median};
 
@@ -118,8 +118,18 @@ impl<'a> Facts<'a> {
 
     /// Returns the highest payload rate of any flow.
     pub fn best_bps(&self) -> f64 {
-        let flows = self.evidence.records.iter().filter(|record| record.direction == self.direction);
-        flows.filter_map(|record| self.flow(record.purpose)).map(|view| view.rate_bps).fold(0.0, f64::max)
+        // The view of a purpose is that of its last experiment.
+        let is_last = |record: &&Record| {
+            let last = self.evidence.record(record.purpose, self.direction);
+            last.is_some_and(|last| std::ptr::eq(last, *record))
+        };
+        self.evidence
+            .records
+            .iter()
+            .filter(is_last)
+            .filter_map(|record| self.flow(record.purpose))
+            .map(|view| view.rate_bps)
+            .fold(0.0, f64::max)
     }
 
     /// Returns the trains that the path carried: sent below its ceiling, in packets that pass.

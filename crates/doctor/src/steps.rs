@@ -96,12 +96,11 @@ fn left_of_reverse(evidence: &Evidence, bounds: &Bounds) -> f64 {
 /// Returns the echoes of an examination. They are slower than usual if the highest rate demands it.
 fn echoes(bounds: &Bounds) -> Next {
     let at_rate_us = f64::from(ECHO_BYTES) * 8e6 / bounds.allowed(f64::INFINITY);
-    let spec = EchoSpec {
-        ports: ECHO_PORTS,
-        per_port: ECHO_COUNT,
-        interval_us: ECHO_INTERVAL_US.max(at_rate_us.ceil() as u64),
-        packet_bytes: ECHO_BYTES,
-    };
+    let interval_us = ECHO_INTERVAL_US.max(at_rate_us.ceil() as u64);
+    let time_us = bounds.time.map_or(ECHO_TIME, |time| ECHO_TIME.min(time / 4)).as_micros() as u64;
+    let most = u32::try_from(time_us / (interval_us * u64::from(ECHO_PORTS))).unwrap_or(u32::MAX);
+    let spec =
+        EchoSpec { ports: ECHO_PORTS, per_port: most.clamp(1, ECHO_COUNT), interval_us, packet_bytes: ECHO_BYTES };
     Next { purpose: Purpose::Echoes, direction: Direction::Forward, experiment: Experiment::Echo { spec } }
 }
 
@@ -113,6 +112,9 @@ const ECHO_COUNT: u32 = 8;
 
 /// Size of the IP packets of echoes.
 const ECHO_BYTES: u32 = 128;
+
+/// Longest time of the echoes. Reason: a rate below 0.5 Mbit/s makes them slow, and fewer of them show modes too.
+const ECHO_TIME: Duration = Duration::from_secs(8);
 
 /// Time from one echo to the next, microseconds. Reason: all of them take a second, at 0.5 Mbit/s.
 const ECHO_INTERVAL_US: u64 = 2000;
@@ -179,8 +181,10 @@ impl Question<'_> {
         let asked = |purpose| self.facts.evidence.has(purpose, self.facts.direction);
         let base = self.facts.base.as_ref()?;
         // Packets of the other trains are no larger than those that pass.
-        if !asked(Purpose::Sizes) {
-            return self.sizes();
+        if !asked(Purpose::Sizes)
+            && let Some(sizes) = self.sizes()
+        {
+            return Some(sizes);
         }
         if let Some(search) = self.search(base) {
             return Some(search);
@@ -231,8 +235,10 @@ impl Question<'_> {
                 return self.flow(Purpose::Paced, 1, paced, default());
             }
         }
-        if !reaches && !asked(Purpose::OtherControl) {
-            let control = self.other_control(base)?;
+        if !reaches
+            && !asked(Purpose::OtherControl)
+            && let Some(control) = self.other_control(base)
+        {
             let sender = SocketSettings { congestion: Some(control), ..default() };
             return self.flow(Purpose::OtherControl, 1, sender, default());
         }

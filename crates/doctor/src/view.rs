@@ -18,6 +18,9 @@ const IN_FLIGHT: f64 = 0.85;
 /// bbr, 0.7 of the buffer was in flight in the lab.
 const SENT: f64 = 0.65;
 
+/// Part of the receive buffer with data that is not read.
+const UNREAD: f64 = 0.3;
+
 /// Part of the steady rate at which the ramp has ended.
 const RAMP_ENDS: f64 = 0.8;
 
@@ -225,9 +228,16 @@ impl FlowView {
         self.peer_window_share < MOSTLY && (self.send_buffer_share >= LIMITED || is_full)
     }
 
+    /// Returns true if data waits in the receive buffer: behind a lost segment, or because the program does not read. The
+    /// programs of an examination read at once.
+    pub fn has_unread(&self) -> bool {
+        self.unread >= UNREAD
+    }
+
     /// Returns true if a window or a buffer was the limit for most of the time, so that nothing else was.
     pub fn is_held_by_hosts(&self) -> bool {
-        self.peer_window_share >= MOSTLY || self.send_buffer_share >= MOSTLY
+        // A window that is full behind a lost segment is no limit: the loss is.
+        self.peer_window_share >= MOSTLY && !self.has_unread() || self.send_buffer_share >= MOSTLY
     }
 
     /// Returns the part of the segments that were lost.

@@ -103,6 +103,9 @@ pub struct Examination {
     pub limits: Vec<LimitResult>,
 }
 
+/// Time of the train that shows a rate that the path carries at least, seconds.
+const TRAIN_S: f64 = 0.4;
+
 /// Numbers of one direction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DirectionResult {
@@ -121,9 +124,21 @@ pub struct DirectionResult {
 }
 
 impl DirectionResult {
-    /// Returns the highest rate that was seen to pass.
-    pub fn passed_bps(&self) -> u64 {
-        self.measured_bps.max(self.at_least_bps).max(self.capacity_bps.unwrap_or(0))
+    /// Returns the highest rate that was seen, also for less than a second.
+    pub fn seen_bps(&self) -> u64 {
+        self.sustained_bps().max(self.at_least_bps)
+    }
+
+    /// Returns the highest rate that was seen for seconds.
+    pub fn sustained_bps(&self) -> u64 {
+        self.measured_bps.max(self.capacity_bps.unwrap_or(0))
+    }
+
+    /// Returns the highest rate that was seen to pass a token bucket of this rate and burst, if it is there. A short packet
+    /// train that fits into the burst shows nothing.
+    pub fn passed_bps(&self, rate_bps: u64, burst_bytes: u64) -> u64 {
+        let beyond = self.at_least_bps.saturating_sub(rate_bps) as f64 / 8.0 * TRAIN_S;
+        if beyond > burst_bytes as f64 { self.seen_bps() } else { self.sustained_bps() }
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::entry::{Entry, Event};
-use super::examination::{Examination, LimitResult, RunId};
+use super::examination::{DirectionResult, Examination, LimitResult, RunId};
 use super::facts::FactKey;
 use super::history::{FactHistory, histories};
 use super::moment::EntryTime;
@@ -40,10 +40,19 @@ impl BundleState {
         if signed.proof.digest != examination.digest {
             return Self::Changed("it is not the bundle that the entry names by its SHA-256".to_owned());
         }
+        if signed.proof.signers != examination.signers {
+            return Self::Changed("another key signed it than the entry names".to_owned());
+        }
+        if signed.bundle.about.target != examination.target {
+            return Self::Changed(format!("it is of {}", signed.bundle.about.target));
+        }
         let report = Report::new(&signed.bundle.evidence, &signed.bundle.about);
         let evident = Examination::new(examination.id.clone(), &report, &signed.proof);
-        for direction in Direction::ALL {
-            let rate = |one: &Examination| one.direction(direction).map_or(0, |one| one.measured_bps);
+        // The rates that decide what is gone.
+        let rates: [fn(&DirectionResult) -> u64; 3] =
+            [|one| one.measured_bps, |one| one.at_least_bps, |one| one.capacity_bps.unwrap_or(0)];
+        for (direction, of) in Direction::ALL.into_iter().flat_map(|direction| rates.map(|of| (direction, of))) {
+            let rate = |one: &Examination| one.direction(direction).map_or(0, of);
             let (noted, evident) = (rate(examination), rate(&evident));
             if noted.abs_diff(evident) as f64 > noted.max(evident) as f64 * DIFFERS_ABOVE {
                 return Self::Changed(format!(

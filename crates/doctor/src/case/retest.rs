@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::examination::{DirectionResult, Examination, LimitResult};
+use super::examination::{Examination, LimitResult};
 use crate::evidence::Direction;
 use crate::report::compare::{Change, MET_WITHIN};
 use crate::report::text;
@@ -73,7 +73,7 @@ impl LimitOutcome {
         let measured = |one: &Examination| one.direction(direction).map_or(0, |one| one.measured_bps);
         // A policer and a shaper hold all packets, and other limits one connection.
         let passed_bps = match old.rate_bps {
-            Some(_) => now.direction(direction).map_or(0, DirectionResult::passed_bps),
+            Some(bps) => now.direction(direction).map_or(0, |one| one.passed_bps(bps, old.burst_bytes.unwrap_or(0))),
             None => measured(now),
         };
         let next = now.binding(direction).filter(|next| next.limit != limit);
@@ -142,9 +142,8 @@ fn fate(old: &LimitResult, found: Option<&LimitResult>, passed_bps: u64, has_nex
             ratio if ratio < 1.0 - MET_WITHIN => Fate::Lowered,
             _ => Fate::StillThere,
         },
-        // It is there, and no longer at a rate: more than that passes, or another limit is below it.
-        (Some(before), Some(None)) if passed_bps as f64 <= before as f64 * ABOVE => Fate::StillThere,
-        (None, Some(_)) => Fate::StillThere,
+        // It is there, and no longer at a rate: another limit is below it, or it holds nothing now.
+        (_, Some(_)) => Fate::StillThere,
         (Some(before), None) if passed_bps as f64 <= before as f64 * ABOVE => Fate::Open,
         (None, None) if passed_bps == 0 => Fate::Open,
         _ if has_next => Fate::Replaced,

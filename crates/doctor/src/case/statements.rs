@@ -51,7 +51,7 @@ pub enum Agreement {
 pub fn check(facts: &[FactHistory], examination: &Examination, time: EntryTime) -> Vec<StatementCheck> {
     let mut checks = Vec::new();
     for direction in Direction::ALL {
-        let Some(result) = examination.direction(direction).filter(|one| one.passed_bps() > 0) else { continue };
+        let Some(result) = examination.direction(direction).filter(|one| one.seen_bps() > 0) else { continue };
         let limiter = limiter_of(examination, direction);
         let view = View { direction, result, limiter, opposite: limiter_of(examination, direction.opposite()), time };
         let rates = view.of(facts, &FactKey::RateLimit);
@@ -105,7 +105,8 @@ impl View<'_> {
         if fact.direction.is_none() && !self.shows(Some(current)) && has_rate(self.opposite, Some(current)) {
             return None;
         }
-        let passed = self.result.passed_bps();
+        // A short train may fit into the bucket of a policer.
+        let passed = self.result.sustained_bps();
         let Some(limiter) = self.limiter else {
             let FactValue::Number(stated) = current.value else {
                 return check(Agreement::Agrees, "nothing contradicts that".to_owned());
@@ -166,7 +167,7 @@ impl View<'_> {
             Some(limiter) => {
                 format!("{} of {} measured, {arrow}", limiter.limit.words(), text::rate(limiter.rate_bps.unwrap_or(0)))
             }
-            None => format!("no policer or shaper found up to {}, {arrow}", text::rate(self.result.passed_bps())),
+            None => format!("no policer or shaper found up to {}, {arrow}", text::rate(self.result.seen_bps())),
         }
     }
 }

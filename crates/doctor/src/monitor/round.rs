@@ -47,6 +47,14 @@ pub struct Measured {
     pub tests: Vec<Test>,
     /// Bytes over the path, without lower layers.
     pub bytes: u64,
+    /// Part of them that counts for the budget: throughput tests, also those without a result.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub test_bytes: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature is that of serde")]
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// Reason for which a visit has no measurements.
@@ -232,7 +240,7 @@ mod tests {
             limit: Cause::ReceiveBuffer,
             remedy: "more".to_owned(),
         };
-        let measured = Measured { echoes: Some(echoes), tests: vec![test], bytes: 7 };
+        let measured = Measured { echoes: Some(echoes), tests: vec![test], bytes: 7, test_bytes: 5 };
         for outcome in [Outcome::Measured(measured), Outcome::Failed(Failure::Unreachable("no".to_owned()))] {
             let round = Round { at: 1_800_000_000, outcome };
             let line = serde_json::to_string(&round).unwrap();

@@ -17,10 +17,13 @@ const TEST_EVERY: Duration = Duration::from_secs(3600);
 
 /// Shortest and longest test in one direction: time beside slow start, and the most that an examination waits for.
 const TEST_TIME_MIN: Duration = Duration::from_secs(2);
-const TEST_TIME_MAX: Duration = Duration::from_secs(5);
+const TEST_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Round trips of a test beyond [`TEST_TIME_MIN`]. Reason: slow start to 100 Mbit/s over 200 ms takes 8.
 const TEST_ROUNDS: u32 = 12;
+
+/// Lowest cap of a test. Reason: below it, a limit of a path for science data does not show.
+const TEST_RATE_MIN: BitRate = BitRate(1_000_000);
 
 /// Time over which a budget is spent.
 const DAY: Duration = Duration::from_secs(86_400);
@@ -90,7 +93,7 @@ struct Peer {
 }
 
 impl Schedule {
-    /// Makes a schedule. `spent`: bytes of the last day, by peer. `seed`: random.
+    /// Makes a schedule. `spent`: bytes of the tests of the last day, by peer. `seed`: random.
     pub fn new(settings: Settings, spent: &[u64], seed: u64) -> Self {
         let mut schedule = Self { settings, peers: Vec::new(), random: seed };
         let share = settings.budget_bytes as f64 / spent.len().max(1) as f64;
@@ -121,6 +124,12 @@ impl Schedule {
         let rate = self.settings.rate;
         let peer = self.peers.get_mut(peer)?;
         let time = (TEST_TIME_MIN + peer.rtt * TEST_ROUNDS).min(TEST_TIME_MAX);
+        // With many peers the tests are slower, so that the budget has one for each a day.
+        let affordable = BitRate((share / 2.0 * 8.0 / time.as_secs_f64()) as u64);
+        let rate = rate.min(affordable);
+        if rate < TEST_RATE_MIN {
+            return None;
+        }
         let plan = TestPlan { rate, time, bytes_max: rate.bytes_in(time).0 };
         let cost = plan.cost_bytes() as f64;
         peer.left += share / DAY.as_secs_f64() * now.saturating_sub(peer.at).as_secs_f64();
@@ -131,7 +140,7 @@ impl Schedule {
         (is_due && peer.left >= cost && share > 0.0).then_some(plan)
     }
 
-    /// Records a visit with measurements that ended now.
+    /// Records a visit with measurements that ended now. `bytes`: those of its tests.
     pub fn handle_round(&mut self, peer: usize, now: Duration, bytes: u64, test: Option<TestPlan>) {
         let late = self.settings.every.mul_f64(1.0 - JITTER + 2.0 * JITTER * self.part());
         let share = self.share();
@@ -231,7 +240,7 @@ mod tests {
             let length = Duration::from_secs(4) + test.map_or(Duration::ZERO, |test| test.time * 2);
             all[agent].held_until = now + length;
             all[other].held_until = now + length;
-            let bytes = 100_000 + test.map_or(0, |test| test.cost_bytes());
+            let bytes = test.map_or(0, |test| test.cost_bytes());
             all[agent].schedule.handle_round(peer, now + length, bytes, test);
             all[agent].visits[peer] += 1;
         }
@@ -266,17 +275,16 @@ mod tests {
                     let mut schedule = Schedule::new(of, &spent, seed * 4 + start);
                     while let Some((peer, now)) = schedule.next().filter(|(_, now)| *now < DAY / 4) {
                         let test = schedule.test(peer, now, false);
-                        let bytes = 90_000 + test.map_or(0, |test| test.cost_bytes());
+                        let bytes = test.map_or(0, |test| test.cost_bytes());
                         spent[peer] += bytes;
                         tests += usize::from(test.is_some());
                         schedule.handle_round(peer, now, bytes, test);
                     }
                 }
                 let sum: u64 = spent.iter().sum();
-                let echoes = 290 * 90_000 * peers as u64;
                 // The share of the first day, and what comes in during it.
-                assert!(sum <= 2 * of.budget_bytes + echoes, "{peers} peers: {sum}");
-                assert!(tests > 0 || peers == 40, "{peers} peers without a test");
+                assert!(sum <= 2 * of.budget_bytes, "{peers} peers: {sum}");
+                assert!(tests > 0, "{peers} peers without a test");
             }
         });
     }

@@ -123,6 +123,12 @@ pub struct Present {
 }
 
 impl Series {
+    /// Begins the totals again, and keeps the time of the last round. Reason: the stored rounds become fewer when old
+    /// ones are removed, and totals of a process must not.
+    pub fn begin_counts(&mut self) {
+        self.counts = Counts { last: self.counts.last, ..Counts::default() };
+    }
+
     /// Takes a round. Returns the changes that it shows.
     pub fn observe(&mut self, round: &Round) -> Vec<Change> {
         let mut improved = Vec::new();
@@ -277,9 +283,16 @@ impl Series {
                 let tests = self.tests.get(&direction).into_iter().flatten();
                 let held: Vec<&Test> =
                     tests.filter(|(at, test)| *at >= since && test.limit == limit).map(|(_, test)| test).collect();
+                let is_back = self.gone.contains(&(direction, limit));
+                let is_same = |alarm: &&Alarm| matches!(alarm, Alarm::Limit { direction: of, limit: by, .. } if (*of, *by) == (direction, limit));
+                // A limit that the last tests did not see has the numbers of its open alarm, or went away.
+                if held.is_empty()
+                    && let Some(open) = self.alarms.iter().find(is_same)
+                {
+                    return Some(open.clone());
+                }
                 let rate_bps = median(held.iter().map(|test| test.rate_bps as f64).collect()) as u64;
                 let remedy = held.last().map_or(String::new(), |test| test.remedy.clone());
-                let is_back = self.gone.contains(&(direction, limit));
                 Some(Alarm::Limit { since, direction, limit, rate_bps, is_back, remedy })
             }
         }

@@ -70,7 +70,8 @@ impl Simulation {
     fn run(&mut self, path: &Path, rounds: usize) -> (usize, Vec<Change>) {
         for round in 1..=rounds {
             self.at += EVERY_S;
-            let measured = Measured { echoes: Some(self.echoes(path)), tests: Vec::new(), bytes: 81_920 };
+            let measured =
+                Measured { echoes: Some(self.echoes(path)), tests: Vec::new(), bytes: 81_920, test_bytes: 0 };
             let changes = self.series.observe(&Round { at: self.at, outcome: Outcome::Measured(measured) });
             if !changes.is_empty() {
                 return (round, changes);
@@ -89,7 +90,7 @@ impl Simulation {
             limit,
             remedy: "grow".to_owned(),
         };
-        let measured = Measured { echoes: None, tests: vec![test], bytes: 25_000_000 };
+        let measured = Measured { echoes: None, tests: vec![test], bytes: 25_000_000, test_bytes: 25_000_000 };
         self.series.observe(&Round { at: self.at, outcome: Outcome::Measured(measured) })
     }
 

@@ -98,7 +98,8 @@ impl DownloadView {
 
     /// Returns true if the file was too small for a rate.
     pub fn is_too_short(&self) -> bool {
-        self.seconds < SECONDS_MIN
+        // Further requests of a connection are for the same small file again: their rate is that of requests.
+        self.seconds < SECONDS_MIN || self.requests > 2 * u64::from(self.streams)
     }
 
     /// Returns the rate of one connection, bit/s.

@@ -17,6 +17,9 @@ use crate::words::{percent, time};
 /// Smallest ratio of the rates of several connections and one at which one connection has a limit of its own.
 const SCALES: f64 = 1.5;
 
+/// Ports that show another round trip. Reason: of eight routes, one has five of 40 ports.
+const PORTS_MIN: f64 = 2.0;
+
 /// Largest ratio of them at which connections share one limit.
 const SHARES: f64 = 1.2;
 
@@ -212,7 +215,9 @@ impl Case<'_> {
     fn modes(&self) -> Option<Verdict> {
         let modes = self.observed.modes();
         let (first, last) = (modes.first()?, modes.last()?);
-        if modes.len() < 2 {
+        // A single port may have met a busy moment of the server in all its connections.
+        let ports = self.observed.handshakes.ports.len() as f64;
+        if modes.len() < 2 || !modes[1..].iter().any(|mode| mode.share * ports >= PORTS_MIN) {
             return None;
         }
         let remedy = format!(
@@ -512,8 +517,10 @@ mod tests {
         assert_eq!(limits(&observed(Agreed { mss: 1360, path_mtu: 1400, ..AGREED }), &[]), []);
         let mut long = observed(AGREED);
         long.handshakes.ports[3].rtt_us = vec![140_000; 3];
+        assert_eq!(limits(&long, &[]), [], "a single port is no route");
+        long.handshakes.ports[5].rtt_us = vec![140_000; 3];
         let modes = &verdicts(&long, &[])[0];
-        assert_eq!((modes.limit, modes.modes.len(), &modes.modes[1].ports[..]), (Cause::RttModes, 2, &[4][..]));
+        assert_eq!((modes.limit, modes.modes.len(), &modes.modes[1].ports[..]), (Cause::RttModes, 2, &[4, 6][..]));
         let mut lossy = observed(AGREED);
         lossy.handshakes.lost_syns = 3;
         assert_eq!(limits(&lossy, &[]), [Cause::RandomLoss]);

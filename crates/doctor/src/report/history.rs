@@ -92,7 +92,8 @@ fn section(number: usize, path: &PathHistory) -> Markup {
             h2 { (safe(&path.peer)) }
             p.soft {
                 (counts.rounds) " rounds, " (counts.failures) " without measurements, " (counts.tests) " throughput tests, "
-                (sterna_proto::ByteCount(counts.bytes)) " over the path; last round " (date(counts.last))
+                (sterna_proto::ByteCount(counts.bytes)) " over the path"
+                @if counts.last > 0 { "; last round " (date(counts.last)) }
             }
             @for alarm in &path.present.alarms { article.verdict { p.plain { (safe(&alarm.words())) } } }
             @if !path.changes.is_empty() {
@@ -143,7 +144,7 @@ mod tests {
             let tests = if number.is_multiple_of(12) { vec![test] } else { Vec::new() };
             let outcome = match number {
                 50 => Outcome::Failed(Failure::Unreachable("<script>".to_owned())),
-                _ => Outcome::Measured(Measured { echoes: Some(echoes), tests, bytes: 81_920 }),
+                _ => Outcome::Measured(Measured { echoes: Some(echoes), tests, bytes: 81_920, test_bytes: 0 }),
             };
             Round { at: 1_800_000_000 + number * 300, outcome }
         };

@@ -92,23 +92,24 @@ fn policer(facts: &Facts<'_>, base: &FlowView, bps: f64, burst: f64) -> Finding 
         let text = format!("after a longer rest, {} passed at once instead of", ByteCount(burst as u64));
         finding = finding.because(format!("{text} {}", ByteCount(first as u64)));
     }
-    // Losses that pacing ends are those of the policer.
-    let mut ends_losses = false;
-    if let Some(paced) = facts.flow(Purpose::Paced) {
-        ends_losses = paced.loss() < base.loss() * ENDED && paced.rate_bps > base.rate_bps;
+    // Losses that pacing ends are those of the policer, and others are not.
+    let paced = facts.flow(Purpose::Paced);
+    let ends = paced.as_ref().map(|paced| paced.loss() < base.loss() * ENDED);
+    let ends_losses = ends == Some(true) && paced.as_ref().is_some_and(|paced| paced.rate_bps > base.rate_bps);
+    if let Some(paced) = &paced {
         finding = finding.because(format!(
             "one connection paced at 95 % of the rate: {}, {} of the packets lost",
             shown(paced.rate_bps),
             percent(paced.loss())
         ));
-        finding.confidence = 0.95;
+        finding.confidence = if ends == Some(true) || base.lost < LOST_MIN { 0.95 } else { 0.6 };
     }
     finding.detail.rate_bps = Some(bps);
     finding.detail.burst_bytes = Some(burst);
     // Whatever the congestion control makes of it: the policer is the ceiling, and a gain is what pacing gives.
     finding.detail.reached_bps = Some(path * 0.95);
     // Packets without load that all arrive leave the policer as the cause of losses, at any rate of the connection.
-    let has_losses = base.lost >= LOST_MIN && is_refuted(facts, base);
+    let has_losses = base.lost >= LOST_MIN && ends != Some(false) && is_refuted(facts, base);
     let binds = base.rate_bps >= path * NEAR_POLICER || ends_losses || has_losses;
     finding.limits_to(path, binds && !base.is_held_by_hosts())
 }
@@ -119,7 +120,7 @@ fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool) -> Option<Findi
     let share = lost as f64 / sent.max(1) as f64;
     let of_tcp = base.loss();
     // Losses in a queue of others are theirs.
-    let is_shared = is_queued(facts) || is_shared(facts, base);
+    let is_shared = is_queued(facts) || yields(facts, base);
     // A connection that should have lost far more refutes the losses of a moment.
     let is_moment = base.segments as f64 * share > REFUTED && (base.lost as f64) < base.segments as f64 * share * ENDED;
     let by_udp = lost >= LOST_MIN && share >= LOSS_MIN && !is_shared && !is_moment;
@@ -237,12 +238,16 @@ fn congestion(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     Some(finding.limits_to(base.rate_bps, yields))
 }
 
-/// Returns true if a connection yields to others: it has lost packets in a queue, and the path carries more.
+/// Returns true if a connection yields to others, and nothing else explains its rate.
 fn is_shared(facts: &Facts<'_>, base: &FlowView) -> bool {
+    // Without selective acknowledgements a connection is slow after losses in its own queue too.
+    base.sack && yields(facts, base)
+}
+
+/// Returns true if a connection has lost packets in a queue, and the path carries more.
+fn yields(facts: &Facts<'_>, base: &FlowView) -> bool {
     let top = facts.path_bps().unwrap_or(0.0).max(facts.least_bps());
     let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.003);
     // A sender that fills the path with what it sends again has the queue for itself.
-    let yields = base.rate_bps < top * FULL && base.sent_bps < top && has_queue && base.lost > 0;
-    // Without selective acknowledgements a connection is slow after its own losses too.
-    yields && base.sack && !base.is_held_by_hosts()
+    base.rate_bps < top * FULL && base.sent_bps < top && has_queue && base.lost > 0 && !base.is_held_by_hosts()
 }

@@ -41,7 +41,8 @@ pub fn diagnose(evidence: &Evidence) -> Diagnosis {
     all.sort_by(|a: &Verdict, b| rank(b).total_cmp(&rank(a)));
     let mut seen: Vec<Cause> = Vec::new();
     all.retain(|verdict| {
-        let is_shared = matches!(verdict.limit, Cause::NoSack | Cause::NoTimestamps | Cause::RttModes);
+        let is_option = matches!(verdict.limit, Cause::NoSack | Cause::NoTimestamps | Cause::RttModes);
+        let is_shared = is_option && verdict.limits_to_bps.is_none();
         let is_new = !is_shared || !seen.contains(&verdict.limit);
         seen.push(verdict.limit);
         is_new
@@ -68,9 +69,9 @@ fn of_direction(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     findings.extend(windows::find(facts));
     findings.extend(losses::find(facts));
-    let has_binding = findings.iter().any(|finding| finding.binds);
-    findings.extend(path::find(facts, has_binding));
     findings.extend(hosts::find(facts));
+    let has_cause = findings.iter().any(|finding| finding.binds || finding.cause == Cause::Congestion);
+    findings.extend(path::find(facts, has_cause));
     if let Some(ramp) = windows::slow_ramp(facts, &findings) {
         findings.push(ramp);
     }

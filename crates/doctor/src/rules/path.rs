@@ -11,12 +11,12 @@ use crate::view::FlowView;
 /// Smallest part of reordered packets that is trouble.
 pub(super) const REORDERED_MIN: f64 = 0.001;
 
-/// Returns the findings about the path itself. `has_binding`: a limit was found that explains the rate.
-pub(super) fn find(facts: &Facts<'_>, has_binding: bool) -> Vec<Finding> {
+/// Returns the findings about the path itself. `has_cause`: something was found that explains the rate.
+pub(super) fn find(facts: &Facts<'_>, has_cause: bool) -> Vec<Finding> {
     let Some(base) = &facts.base else { return Vec::new() };
     let mut findings = Vec::new();
     if !base.sack {
-        findings.push(no_sack(facts, base, has_binding));
+        findings.push(no_sack(facts, base, has_cause));
     }
     if !base.timestamps {
         findings.push(option(
@@ -34,7 +34,7 @@ pub(super) fn find(facts: &Facts<'_>, has_binding: bool) -> Vec<Finding> {
 
 /// Returns the finding of a connection without selective acknowledgements. It explains the rate after losses that
 /// nothing else explains, such as those at the end of slow start.
-fn no_sack(facts: &Facts<'_>, base: &FlowView, has_binding: bool) -> Finding {
+fn no_sack(facts: &Facts<'_>, base: &FlowView, has_cause: bool) -> Finding {
     let effect = "after a burst of losses, one loss a round trip is repaired";
     let finding = option(facts, Cause::NoSack, "ipv4.tcp_sack", effect);
     if base.lost < LOST_MIN {
@@ -42,9 +42,11 @@ fn no_sack(facts: &Facts<'_>, base: &FlowView, has_binding: bool) -> Finding {
     }
     let finding =
         finding.because(format!("the connection repaired {} losses so, over {}", base.lost, time(facts.rtt_s)));
-    match has_binding || facts.fills_path() || base.is_held_by_hosts() {
+    // Without the rate of the path, it may be full.
+    let is_full = facts.path_bps().is_none() || facts.fills_path();
+    match has_cause || is_full || base.is_held_by_hosts() {
         true => finding,
-        false => finding.limits_to(base.rate_bps, true),
+        false => finding.limits_to(base.rate_bps, true).sure(0.6),
     }
 }
 

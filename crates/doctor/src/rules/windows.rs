@@ -11,9 +11,6 @@ use crate::response::{self, PathFacts};
 use crate::verdict::Cause;
 use crate::view::FlowView;
 
-/// Part of the receive buffer with unread data that shows a slow reader.
-const UNREAD: f64 = 0.3;
-
 /// Returns the findings about windows.
 pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
     let Some(base) = &facts.base else { return Vec::new() };
@@ -23,7 +20,7 @@ pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !base.window_scaling {
         findings.push(no_scaling(facts, base));
-    } else if base.is_window_limited() && base.unread < UNREAD {
+    } else if base.is_window_limited() && !base.has_unread() {
         findings.push(receive_buffer(facts, base));
     }
     if base.is_buffer_limited() {

@@ -93,7 +93,7 @@ impl Measurement {
         trust.check(agent, &peer, cancel)?;
         let facts = HostFacts::default();
         let mut bench = Self { control, identity: identity.clone(), remote, local, peer, facts, rtt, lost: None };
-        bench.facts = match bench.ask(&Ask::Hello { version: VERSION, occasion }, HANDSHAKE_TIME_MAX)? {
+        bench.facts = match bench.ask(&Ask::Hello { version: VERSION, occasion }, within)? {
             Answer::Host(facts) => *facts,
             other => return Err(unexpected(&other)),
         };

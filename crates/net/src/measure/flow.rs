@@ -86,7 +86,7 @@ pub(super) fn run(role: Role, streams: Vec<TcpStream>, spec: &FlowSpec) -> FlowR
             let time = spec.time();
             scope.spawn(move || match role {
                 Role::Sends => send(&stream, start + time, each),
-                Role::Receives => discard(&stream, start + time + LATE),
+                Role::Receives => discard(&stream, start + time + LATE, each.saturating_add(each / SURPLUS)),
             })
         };
         let movers: Vec<_> = streams.iter().map(move_data).collect();
@@ -128,11 +128,15 @@ fn send(stream: &TcpStream, end: Instant, bytes_max: u64) -> io::Result<()> {
     }
     // All bytes are in the kernel. The peer reads them and closes its end.
     stream.shutdown(Shutdown::Write)?;
-    discard(stream, end)
+    discard(stream, end, u64::MAX)
 }
 
-fn discard(stream: &TcpStream, end: Instant) -> io::Result<()> {
-    let mut data = vec![0; BUFFER_BYTES];
+/// Part of the bytes of a flow that a sender may send beyond them, as a divisor.
+const SURPLUS: u64 = 8;
+
+/// Discards data until its end. Errors: more than `bytes_max` came.
+fn discard(stream: &TcpStream, end: Instant, bytes_max: u64) -> io::Result<()> {
+    let (mut data, mut bytes) = (vec![0; BUFFER_BYTES], 0_u64);
     loop {
         let time_left = end.saturating_duration_since(Instant::now());
         if time_left.is_zero() {
@@ -145,7 +149,12 @@ fn discard(stream: &TcpStream, end: Instant) -> io::Result<()> {
                 let _ = stream.shutdown(Shutdown::Write);
                 return Ok(());
             }
-            Ok(_) => {}
+            Ok(count) => {
+                bytes = bytes.saturating_add(count as u64);
+                if bytes > bytes_max {
+                    return Err(io::Error::other("the sender has sent more than the flow has"));
+                }
+            }
             // The sender drops the connection at its end.
             Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
             Err(error) => return Err(error),

@@ -28,6 +28,9 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Time without a question after which a measurement ends. Reason: others can measure after a client that hangs.
 const IDLE_MAX: Duration = Duration::from_secs(90);
 
+/// The same for a monitor. Reason: its longest test takes 10 s, and an examination waits for its end.
+const MONITOR_IDLE_MAX: Duration = Duration::from_secs(20);
+
 /// Time in which the streams of a flow join. Reason: the client has opened all of them before it starts the flow.
 const JOIN_WITHIN: Duration = Duration::from_secs(10);
 
@@ -38,8 +41,9 @@ const HELLO_BYTES_MAX: usize = 4096;
 const ASK_BYTES_MAX: u32 = 256 << 10;
 
 /// Time that an examination waits for a place which a monitor holds. Reason: a monitor gives it up after the experiment
-/// that runs, at most 15 s, and the client of the examination waits 30 s for its first answer.
-const YIELD_WITHIN: Duration = Duration::from_secs(20);
+/// that runs, or after the time in which its peer must answer, and the client of the examination waits 30 s for its first
+/// answer.
+const YIELD_WITHIN: Duration = Duration::from_secs(25);
 
 /// Maximum number of examinations that wait. Reason: each holds a thread, and the second one waits for the first.
 const WAITING_MAX: usize = 4;
@@ -305,8 +309,9 @@ struct Control<'a> {
 impl Control<'_> {
     /// Answers questions until the client ends the measurement. Returns the number of flows, packet trains and echoes.
     fn run(mut self, channel: &mut ServerChannel) -> Result<u32, Error> {
+        let idle = if self.place.party.yields() { MONITOR_IDLE_MAX } else { IDLE_MAX };
         loop {
-            let ask = match channel.receive(ASK_BYTES_MAX, Deadline::after(IDLE_MAX)) {
+            let ask = match channel.receive(ASK_BYTES_MAX, Deadline::after(idle)) {
                 Ok(ask) => ask,
                 // The client has ended the measurement.
                 Err(error) if error.kind == ErrorKind::Unreachable => return Ok(self.started),

@@ -20,6 +20,10 @@ pub(super) const MEASUREMENTS_MAX: usize = 50;
 /// Path of OpenSearch on an archive.
 const OPENSEARCH_PATH: &str = "/opensearch";
 
+/// Maximum size of all replies of a search, bytes. Reason: 10,000 results of some kB; they are held in memory, which takes
+/// ten times that.
+const ARCHIVE_BYTES_MAX: usize = 64 << 20;
+
 /// Interface of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArchiveKind {
@@ -106,18 +110,23 @@ fn search(
 ) -> Result<ArchiveReply, Error> {
     // An index that no result has created yet is no failure.
     let path = format!("/pscheduler_{}/_search?ignore_unavailable=true&allow_no_indices=true", query.test);
-    let mut documents = Vec::new();
+    let (mut documents, mut seen, mut bytes) = (Vec::new(), 0, 0_usize);
     loop {
-        let ask = Ask::post(path.clone(), search_body(query, documents.len()), times.request);
+        let ask = Ask::post(path.clone(), search_body(query, seen), times.request);
         let reply = exchange.send(&ask, cancel)?;
+        bytes = bytes.saturating_add(reply.size());
+        if bytes > ARCHIVE_BYTES_MAX {
+            return Err(reply.foreign(&format!("the replies have more than {} MiB", ARCHIVE_BYTES_MAX >> 20)));
+        }
         let json = reply.json()?;
         let hits = json.get("hits").ok_or_else(|| reply.foreign("the reply has no hits"))?;
         let total = total_of(hits).ok_or_else(|| reply.foreign("the hits have no total"))?;
         let page = hits.get("hits").and_then(Value::as_array).ok_or_else(|| reply.foreign("the hits are no list"))?;
-        let room = RESULTS_MAX - documents.len();
-        documents.extend(page.iter().filter_map(|hit| hit.get("_source").cloned()).take(room));
+        seen += page.len();
+        // A result may have no content.
+        documents.extend(page.iter().take(PAGE).filter_map(|hit| hit.get("_source").cloned()));
         // A short page is the last one, whatever the total says.
-        if page.len() < PAGE || documents.len() as u64 >= total || documents.len() >= RESULTS_MAX {
+        if page.len() < PAGE || seen as u64 >= total || seen >= RESULTS_MAX {
             return Ok(ArchiveReply::OpenSearch { documents, total });
         }
     }
@@ -176,11 +185,14 @@ fn esmond(
     let (mut series, mut count) = (Vec::new(), 0);
     for (measurement, metadata) in measurements.iter().take(MEASUREMENTS_MAX).enumerate() {
         let types = metadata.get("event-types").and_then(Value::as_array);
+        let mut read: Vec<&str> = Vec::new();
         for descriptor in types.into_iter().flatten() {
             let event = descriptor.get("event-type").and_then(Value::as_str).unwrap_or_default();
-            if !query.events.contains(&event) || count >= RESULTS_MAX {
+            // A measurement has an event once; more of them would be requests without end.
+            if !query.events.contains(&event) || read.contains(&event) || count >= RESULTS_MAX {
                 continue;
             }
+            read.push(event);
             let base = descriptor.get("base-uri").and_then(Value::as_str).unwrap_or_default();
             let url = beside(exchange, base)?;
             let reply =

@@ -217,6 +217,11 @@ impl Reply {
         })
     }
 
+    /// Returns the size of the body in bytes.
+    pub(super) fn size(&self) -> usize {
+        self.body.len()
+    }
+
     /// Returns the error of a reply that is none of this interface.
     pub(super) fn foreign(&self, why: &str) -> Error {
         let text = format!("{}: {why}: is this the URL of a perfSONAR server?", self.tried);

@@ -16,7 +16,7 @@ use rustls::{
     CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, SignatureScheme,
     StreamOwned,
 };
-use sterna_proto::Error;
+use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport, TransportAdapter,
 };
@@ -28,7 +28,8 @@ use crate::web;
 /// Decides about the certificate of a node, and remembers its key for messages.
 #[derive(Debug)]
 pub(super) struct NodeVerifier {
-    authorities: Arc<WebPkiServerVerifier>,
+    /// Absent if keys are given.
+    authorities: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<CryptoProvider>,
     keys: Vec<Fingerprint>,
     seen: Mutex<Option<Fingerprint>>,
@@ -39,15 +40,10 @@ impl NodeVerifier {
     /// authorities and no key is given.
     pub(super) fn new(trust: &NodeTrust) -> Result<Self, Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = RootCertStore::empty();
-        let found = web::roots(trust.authority.as_deref())?;
-        roots.add_parsable_certificates(found.iter().map(|root| CertificateDer::from(root.der())));
-        let authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
-        let authorities = authorities.map_err(|e| {
-            use sterna_proto::{ErrorKind, Phase, Scope};
-            let text = "read the authorities of this host";
-            Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text).caused_by(e)
-        })?;
+        let authorities = match trust.keys.is_empty() {
+            true => Some(authorities(trust, &provider)?),
+            false => None,
+        };
         Ok(Self { authorities, provider, keys: trust.keys.clone(), seen: Mutex::default() })
     }
 
@@ -62,6 +58,19 @@ impl NodeVerifier {
     }
 }
 
+/// Returns the verifier of the authorities that the user has given, or of those of this host.
+fn authorities(trust: &NodeTrust, provider: &Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>, Error> {
+    let mut roots = RootCertStore::empty();
+    let found = web::roots(trust.authority.as_deref())?;
+    roots.add_parsable_certificates(found.iter().map(|root| CertificateDer::from(root.der())));
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider)).build();
+    verifier.map_err(|e| {
+        let text = "read the authorities of this host; install them (ca-certificates), or give the key of the server \
+                    with --trust";
+        Error::new(ErrorKind::Untrusted, Scope::Client, Phase::Prepare, text).caused_by(e)
+    })
+}
+
 impl ServerCertVerifier for NodeVerifier {
     fn verify_server_cert(
         &self,
@@ -73,8 +82,8 @@ impl ServerCertVerifier for NodeVerifier {
     ) -> Result<ServerCertVerified, rustls::Error> {
         let key = Fingerprint::of_key_info(&ParsedCertificate::try_from(end_entity)?.subject_public_key_info());
         *self.seen.lock() = Some(key);
-        if self.keys.is_empty() {
-            return self.authorities.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        if let Some(authorities) = &self.authorities {
+            return authorities.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         }
         match self.keys.contains(&key) {
             true => Ok(ServerCertVerified::assertion()),

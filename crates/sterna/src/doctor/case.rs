@@ -159,8 +159,19 @@ fn report(flags: &CaseReportFlags) -> Result<u8, Error> {
     let names = store.bundles()?;
     let case = store.read()?;
     // One bundle in memory at a time.
-    let states: BTreeMap<_, BundleState> =
-        case.examinations().map(|(_, one)| (one.id.clone(), store.check(one).0)).collect();
+    let mut states: BTreeMap<_, BundleState> = BTreeMap::new();
+    for (_, one) in case.examinations() {
+        let state = store.check(one).0;
+        // Of several entries with one name, one that is not as its evidence makes all of them doubtful.
+        states
+            .entry(one.id.clone())
+            .and_modify(|known| {
+                if known.is_used() {
+                    *known = state.clone()
+                }
+            })
+            .or_insert(state);
+    }
     let report = CaseReport::new(&case, &states, &case.unnamed(names));
     if let Some(path) = &flags.html {
         bundle::write(path, html::page(&report).as_bytes())?;

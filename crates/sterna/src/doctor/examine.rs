@@ -25,13 +25,15 @@ pub fn run(flags: &ExamineFlags) -> Result<u8, Error> {
     let agent = target(flags)?;
     let examiner = Examiner::new(&flags.measure, 1)?;
     let bundle = examiner.examine(&agent, !flags.json)?;
-    let mut proof = Proof::default();
+    let (mut proof, mut written) = (Proof::default(), Ok(()));
     if let Some(path) = &flags.bundle {
         let (bytes, signed) = bundle.sign(&examiner.identity)?;
-        bundle::write(path, &bytes)?;
+        written = bundle::write(path, &bytes);
         proof = signed;
     }
-    bundle::show_report(&SignedBundle { bundle, proof }, &flags.files, flags.json)
+    // A file that cannot be written does not lose the examination: its report is shown first.
+    let code = bundle::show_report(&SignedBundle { bundle, proof }, &flags.files, flags.json)?;
+    written.map(|()| code)
 }
 
 /// Runs examinations with the identity of this host, until a signal.

@@ -186,7 +186,13 @@ fn spec(flags: &PerfsonarRunFlags, node: &WebLocation) -> Result<TestSpec, Error
 }
 
 /// Returns the trust in a server: the given key, else the recorded ones, else authorities.
+///
+/// Errors: `Usage`: a proof is demanded of a server without TLS.
 fn trust(server: &WebLocation, flags: &PerfsonarServerFlags) -> Result<NodeTrust, Error> {
+    if !server.is_encrypted() && (flags.trust.is_some() || flags.http_ca.is_some()) {
+        let text = "--trust and --http-ca need https://: a server at http:// proves nothing";
+        return Err(super::tools::usage(text.to_owned()));
+    }
     let keys = match flags.trust {
         Some(key) => vec![key],
         // The file of authorities decides, if it is given.

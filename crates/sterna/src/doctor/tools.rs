@@ -42,13 +42,18 @@ pub fn tool_of(flags: &ExamineFlags) -> Result<Option<Tool>, Error> {
     let (scheme, rest) = given.to_str().and_then(|text| text.split_once("://")).unwrap_or_default();
     let authority = rest.strip_suffix('/').unwrap_or(rest);
     let host = |port| HostPort::parse(authority, port).map_err(|why| usage(format!("{}: {why}", given.display())));
+    if matches!(scheme, "iperf3" | "ndt7" | "ndt7+ws" | "stamp") {
+        let is_needless = flags.measure.trust.is_some() && scheme != "ndt7";
+        if is_of_agents(flags) || is_needless {
+            let text = "--bundle, --html, --svg, --disk and --trust need an agent at the other end: sterna://HOST (--trust \
+                        is for ndt7:// too)";
+            return Err(usage(text.to_owned()));
+        }
+    }
     Ok(match scheme {
         "iperf3" => Some(Tool::Iperf3(host(IPERF3_PORT)?)),
         "ndt7" | "ndt7+ws" if flags.streams.is_some() || flags.udp.is_some() => {
             return Err(usage("--streams and --udp are for iperf3: NDT7 has one connection over TCP".to_owned()));
-        }
-        "stamp" if flags.bundle.is_some() || flags.files.html.is_some() || flags.files.svg.is_some() => {
-            return Err(usage("--bundle, --html and --svg need an agent at the other end: sterna://HOST".to_owned()));
         }
         "stamp" if flags.streams.is_some() || flags.direction.is_some() || flags.udp.is_some() => {
             return Err(usage("--streams, --direction and --udp are for iperf3: STAMP has small packets".to_owned()));
@@ -91,11 +96,16 @@ fn is_server(target: &str) -> bool {
     !target.contains('/') && !host.is_empty() && (port.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+/// Returns true if a flag needs an agent at the other end.
+fn is_of_agents(flags: &ExamineFlags) -> bool {
+    let files = flags.bundle.is_some() || flags.files.html.is_some() || flags.files.svg.is_some();
+    files || flags.measure.disk.is_some()
+}
+
 /// Checks the flags of an examination from one side. Errors: `Usage`: a flag that needs another program at the other
 /// end.
 fn one_side_flags(flags: &ExamineFlags) -> Result<(), Error> {
-    let of_agents = flags.bundle.is_some() || flags.files.html.is_some() || flags.files.svg.is_some();
-    if of_agents || flags.measure.disk.is_some() || flags.measure.trust.is_some() {
+    if is_of_agents(flags) || flags.measure.trust.is_some() {
         let text = "--bundle, --html, --svg, --disk and --trust need an agent at the other end: sterna://HOST";
         return Err(usage(text.to_owned()));
     }

@@ -132,7 +132,12 @@ mod tests {
             ("\u{1}\u{2}\r\n\r\n".to_owned(), "400"),
         ] {
             let answer = ask(at, &request);
-            assert!(answer.split(' ').nth(1).is_none_or(|code| code.starts_with(status)), "{request}: {answer}");
+            // The reset of a head that is too large may overtake its answer.
+            let is_reset = answer.is_empty() && request.len() > 10_000;
+            assert!(
+                is_reset || answer.split(' ').nth(1).is_some_and(|code| code.starts_with(status)),
+                "{request}: {answer}"
+            );
         }
         // The port is in use now.
         assert_eq!(serve(at, String::new).unwrap_err().kind, ErrorKind::Busy);

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use sterna_doctor::evidence::Direction;
+use sterna_doctor::evidence::{Direction, Purpose, Record};
 use sterna_doctor::monitor::{
     Change, ECHOES, Echoes, Failure, Measured, Outcome, Present, Round, Schedule, Series, Settings, Test, TestPlan,
     Turn, evidence, metrics,
@@ -35,6 +35,12 @@ const PEERS_MAX: usize = 64;
 /// First of the source ports of echoes. Reason: above those that Linux gives to connections (32768 to 60999), so that a
 /// flow has the same port in each round.
 const FIRST_PORT: u16 = 61_000;
+
+/// Round trips that the path cache takes, seconds.
+const RTT_S: std::ops::Range<f64> = 1e-6..60.0;
+
+/// Intervals of visits that find other measurements, after which the path counts as not measured.
+const BUSY_ROUNDS: u32 = 3;
 
 /// Time over which spent bytes count after a restart, seconds.
 const DAY_S: u64 = 86_400;
@@ -58,6 +64,8 @@ struct Peer {
     journal: Journal,
     /// The last visit had no measurements.
     is_absent: bool,
+    /// Start of the visits in a row that found another measurement.
+    busy_since: Option<Duration>,
 }
 
 /// Thread that visits the peers.
@@ -68,6 +76,8 @@ struct Worker {
     peers: Vec<Peer>,
     paths: Paths,
     schedule: Schedule,
+    /// Time between two visits of a peer.
+    every: Duration,
     cancel: Cancel,
     start: Instant,
 }
@@ -85,8 +95,8 @@ enum Visit {
 impl Monitor {
     /// Starts the monitor of an agent; `None` if it has no peers.
     ///
-    /// Errors: `Usage`: too many peers, or one twice; the address for metrics is in use; the stored rounds cannot be
-    /// read.
+    /// Errors: `Usage`: too many peers, or one twice; the address for metrics is in use; the file for rounds cannot be
+    /// opened.
     pub fn start(
         flags: &MonitorFlags,
         agent: &Arc<Agent>,
@@ -106,23 +116,12 @@ impl Monitor {
         if names.is_empty() {
             return Ok(None);
         }
-        let (mut peers, mut paths, mut spent) = (Vec::new(), Vec::new(), Vec::new());
-        let now = unix_time();
+        let (mut peers, mut paths) = (Vec::new(), Vec::new());
         for location in &flags.peers {
             let name = KnownHosts::name_of(location);
             let journal = Journal::open(state, &name)?;
-            let (mut series, mut bytes) = (Series::default(), 0_u64);
-            for round in journal.rounds()? {
-                series.observe(&round);
-                if let Outcome::Measured(measured) = &round.outcome
-                    && now.saturating_sub(round.at) < DAY_S
-                {
-                    bytes = bytes.saturating_add(measured.bytes);
-                }
-            }
-            spent.push(bytes);
-            peers.push(Peer { location: location.clone(), journal, is_absent: false });
-            paths.push(MonitoredPath { name, series });
+            peers.push(Peer { location: location.clone(), journal, is_absent: false, busy_since: None });
+            paths.push(MonitoredPath { name, series: Series::default() });
         }
         let settings = Settings { every: flags.every, budget_bytes: flags.budget.0, rate: flags.rate };
         let seed = getrandom::u64().map_err(|e| internal("ask the kernel for random bytes").caused_by(e))?;
@@ -134,17 +133,17 @@ impl Monitor {
         }
         let trust: Arc<dyn Trust> = Arc::new(AskedTrust::without_questions(state, flags.trust.clone()));
         let cancel = Cancel::default();
-        let worker = Worker {
-            agent: Arc::clone(agent),
-            engine: Engine::new(identity.clone(), trust),
-            state: state.to_owned(),
-            peers,
-            paths,
-            schedule: Schedule::new(settings, &spent, seed),
-            cancel: cancel.clone(),
-            start: Instant::now(),
+        let (agent, engine) = (Arc::clone(agent), Engine::new(identity.clone(), trust));
+        let (state, cancelled, every) = (state.to_owned(), cancel.clone(), flags.every);
+        // Stored rounds of many paths take seconds, in which the agent serves already.
+        let run = move || {
+            let spent: Vec<u64> =
+                (0..peers.len()).map(|peer| recalled(&peers[peer].journal, &paths, peer, &cancelled)).collect();
+            let schedule = Schedule::new(settings, &spent, seed);
+            Worker { agent, engine, state, peers, paths, schedule, every, cancel: cancelled, start: Instant::now() }
+                .run();
         };
-        let spawned = thread::Builder::new().name("monitor".to_owned()).spawn(move || worker.run());
+        let spawned = thread::Builder::new().name("monitor".to_owned()).spawn(run);
         spawned.map_err(|e| internal("start the thread of the monitor").caused_by(e))?;
         Ok(Some(Self { cancel }))
     }
@@ -153,6 +152,31 @@ impl Monitor {
     pub fn stop(&self) {
         self.cancel.cancel();
     }
+}
+
+/// Reads the stored rounds of a path. Returns the bytes of its tests in the last day.
+fn recalled(journal: &Journal, paths: &Paths, peer: usize, cancel: &Cancel) -> u64 {
+    let rounds = journal.rounds().unwrap_or_else(|error| {
+        tracing::warn!("read the stored rounds of the monitor; it begins without them: {}", error.chain());
+        Vec::new()
+    });
+    let (mut series, mut bytes, now) = (Series::default(), 0_u64, unix_time());
+    for round in &rounds {
+        if cancel.is_cancelled() {
+            break;
+        }
+        series.observe(round);
+        // A clock that was ahead has left rounds of the future.
+        if let Outcome::Measured(measured) = &round.outcome
+            && round.at <= now
+            && now - round.at < DAY_S
+        {
+            bytes = bytes.saturating_add(measured.test_bytes);
+        }
+    }
+    series.begin_counts();
+    paths.lock()[peer].series = series;
+    bytes
 }
 
 /// Returns what holds on all paths.
@@ -179,14 +203,27 @@ impl Worker {
     /// Records the end of a visit.
     fn finish(&mut self, peer: usize, visit: Visit) {
         let now = self.start.elapsed();
+        let since = *self.peers[peer].busy_since.get_or_insert(now);
+        if !matches!(visit, Visit::Busy) {
+            self.peers[peer].busy_since = None;
+        }
         match visit {
+            Visit::Busy if now.saturating_sub(since) > self.every * BUSY_ROUNDS => {
+                let text = format!(
+                    "this agent or the peer took part in other measurements at each try for {} s",
+                    now.saturating_sub(since).as_secs()
+                );
+                self.peers[peer].busy_since = None;
+                self.schedule.handle_failure(peer, now);
+                self.record(peer, Outcome::Failed(Failure::Refused(text)));
+            }
             Visit::Busy => self.schedule.handle_busy(peer, now),
             Visit::Failed(failure) => {
                 self.schedule.handle_failure(peer, now);
                 self.record(peer, Outcome::Failed(failure.cut()));
             }
             Visit::Measured(measured, remote, test) => {
-                self.schedule.handle_round(peer, now, measured.bytes, test);
+                self.schedule.handle_round(peer, now, measured.test_bytes, test);
                 if let Some(fastest) = measured.echoes.as_ref().and_then(Echoes::fastest_s) {
                     self.schedule.handle_rtt(peer, Duration::from_secs_f64(fastest));
                 }
@@ -240,13 +277,14 @@ impl Worker {
     /// Records the rates of tests in the path cache, with the round trip and the loss of the echoes.
     fn learn(&self, measured: &Measured, remote: SocketAddr) {
         let Some(echoes) = &measured.echoes else { return };
-        let Some(fastest) = echoes.fastest_s() else { return };
+        let Some(fastest) = echoes.fastest_s().filter(|rtt| RTT_S.contains(rtt)) else { return };
         for test in &measured.tests {
             let (lost, sent) = echoes.losses(test.direction);
             let observed = Observed {
                 direction: test.direction.of_data(),
                 remote,
-                rate: Some(BitRate(test.rate_bps)),
+                // The report is that of the peer in one direction: no more than was allowed.
+                rate: Some(BitRate(test.rate_bps.min(test.cap_bps))),
                 rtt: Duration::from_secs_f64(fastest),
                 // Not above a million.
                 loss_ppm: (lost as f64 / sent.max(1) as f64 * 1e6) as u32,
@@ -267,7 +305,7 @@ fn measure(
 ) -> Result<(Measured, Option<TestPlan>), Error> {
     let report = measurement.echo_from(&ECHOES, FIRST_PORT)?;
     let echoes = Echoes::new(&report);
-    let mut flows = Vec::new();
+    let (mut flows, mut begun) = (Vec::new(), 0_u64);
     for direction in Direction::ALL {
         let Some(plan) = test.filter(|_| !place.is_wanted()) else { break };
         let spec = FlowSpec {
@@ -279,21 +317,33 @@ fn measure(
             sender: SocketSettings { pacing_bps: Some(plan.rate.0), ..SocketSettings::default() },
             receiver: SocketSettings::default(),
         };
+        begun += 1;
         match measurement.flow(&spec) {
             Ok(pair) => flows.push((direction, spec, pair)),
+            Err(error) if error.kind == ErrorKind::Busy => {
+                // The peer gives its place to an examination, before data moves.
+                begun -= 1;
+                break;
+            }
             Err(error) => {
                 tracing::debug!("throughput test, {}: {}", direction.name(), error.chain());
                 break;
             }
         }
     }
+    // A test that fails may have moved all its data.
+    let failed = (begun - flows.len() as u64) * test.map_or(0, |plan| plan.bytes_max);
     let near = host_facts();
     let evidence =
         evidence((&near, measurement.far_host()), measurement.remote().is_ipv6(), Some((ECHOES, report)), flows);
-    let bytes = evidence.records.iter().map(sterna_doctor::evidence::Record::cost_bytes).fold(0, u64::saturating_add);
+    let cost = |purpose: Option<Purpose>| {
+        let records = evidence.records.iter().filter(|record| purpose.is_none_or(|purpose| record.purpose == purpose));
+        records.map(Record::cost_bytes).fold(failed, u64::saturating_add)
+    };
+    let (bytes, test_bytes) = (cost(None), cost(Some(Purpose::Baseline)));
     let tests: Vec<Test> = Direction::ALL.into_iter().filter_map(|direction| Test::of(&evidence, direction)).collect();
-    let ran = test.filter(|_| !tests.is_empty());
-    Ok((Measured { echoes: Some(echoes), tests, bytes }, ran))
+    let ran = test.filter(|_| begun > 0);
+    Ok((Measured { echoes: Some(echoes), tests, bytes, test_bytes }, ran))
 }
 
 fn failed(error: &Error) -> Visit {

@@ -109,7 +109,9 @@ fn figure(
         ..Scale::from_zero(1.0, LEFT + 8.0, WIDTH - RIGHT - 8.0)
     };
     let raised = changes.iter().filter(|change| change.turn == Turn::Raised && change.alarm.since() >= first);
-    let since: Vec<u64> = raised.map(|change| change.alarm.since()).take(CHANGES_MAX).collect();
+    let mut since: Vec<u64> = raised.map(|change| change.alarm.since()).collect();
+    // The latest ones.
+    since.drain(..since.len().saturating_sub(CHANGES_MAX));
     let day = |seconds: f64| date(seconds as u64).get(5..16).unwrap_or_default().to_owned();
     let body = html! {
         (legend(keys))

@@ -107,7 +107,8 @@ pub fn handshakes(server: &HostPort, from: Option<IpAddr>, time: Duration) -> Re
     // At most `CONNECTIONS_MAX`.
     let count = (time.as_millis() / every.as_millis()).clamp(u128::from(PER_PORT), u128::from(CONNECTIONS_MAX)) as u32;
     let ports = (count / PER_PORT).max(1);
-    let turns = Turns { began, every, ports, failures: AtomicU64::new(0) };
+    // Later than a first address that does not answer: the turns must not be overdue.
+    let turns = Turns { began: Instant::now(), every, ports, failures: AtomicU64::new(0) };
     let outcomes = thread::scope(|scope| {
         // One thread for each port: connections of a port follow each other.
         let run = |index: u32| {

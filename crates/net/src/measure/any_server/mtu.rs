@@ -21,6 +21,10 @@ pub(super) const LEAST_V6: u32 = 1280;
 /// a burst of six (`icmp_ratelimit`).
 pub(super) const NEXT_ANSWER: Duration = Duration::from_millis(1100);
 
+/// Times that the border of a size that vanishes is confirmed. Reason: at a hop that answers half of the packets, a false
+/// border then shows once in some hundred searches.
+const CONFIRMATIONS: u32 = 2;
+
 /// Packets of a size without an answer.
 const TRIES: u32 = 3;
 
@@ -120,6 +124,13 @@ fn vanished(
             None => break,
         }
         report.passes = Some(low);
+    }
+    // A hop that answers only some packets looks the same: the border must show again.
+    for _ in 0..CONFIRMATIONS {
+        let still_passes = ask(report.hop, low, send).is_some_and(passes);
+        if !still_passes || !matches!(ask(report.hop, high, send), Some(Outcome::Silent)) {
+            return;
+        }
     }
     report.vanishes = Some(high);
     // The last hop that answers a packet of that size, by bisection.

@@ -20,6 +20,9 @@ const TEXT_BYTES_MAX: usize = 1000;
 /// Maximum length of the name of a congestion control. Source: `TCP_CA_NAME_MAX` of the kernel.
 const CONGESTION_BYTES_MAX: usize = 16;
 
+/// Maximum payload of a segment, in bytes. Reason: that of the largest IP packet.
+const MSS_MAX: u32 = 65_535;
+
 /// Maximum number of settings of a host. Reason: this release reads 22.
 const SETTINGS_MAX: usize = 256;
 
@@ -44,6 +47,9 @@ impl StreamReport {
         if self.samples.len() > SAMPLES_MAX {
             return Err(wrong(format!("{} samples of a stream", self.samples.len())));
         }
+        if self.mss > MSS_MAX {
+            return Err(wrong(format!("segments of {} bytes", self.mss)));
+        }
         text(&self.congestion, CONGESTION_BYTES_MAX)?;
         text(self.error.as_deref().unwrap_or_default(), TEXT_BYTES_MAX)?;
         self.samples.iter().try_for_each(FlowSample::check)?;
@@ -56,10 +62,14 @@ impl StreamReport {
 impl FlowSample {
     fn check(&self) -> Result<(), Error> {
         // Names every field, so that the compiler finds a new one.
-        let Self { at_us, acked, received, rtt_us, rtt_min_us, window, in_flight, unsent, peer_window, .. } = *self;
-        let Self { own_window, busy_us, peer_window_limited_us, send_buffer_limited_us, data_segments_out, .. } = *self;
-        let Self { data_segments_in, segments_out, segments_in, delivered, resent, duplicates, reordered, .. } = *self;
-        let Self { out_of_order, delivery_bps, receive_buffer, unread, send_buffer, send_queue, .. } = *self;
+        #[rustfmt::skip]
+        let Self {
+            at_us, acked, received, rtt_us, rtt_min_us, receiver_rtt_us, window, in_flight, unsent, peer_window, own_window,
+            busy_us, peer_window_limited_us, send_buffer_limited_us, data_segments_out, data_segments_in, segments_out,
+            segments_in, delivered, resent, duplicates, reordered, out_of_order, delivery_bps, receive_buffer, unread,
+            send_buffer, send_queue,
+        } = *self;
+        counts(&[receiver_rtt_us])?;
         counts(&[at_us, acked, received, rtt_us, rtt_min_us, window, in_flight, unsent, peer_window])?;
         counts(&[own_window, busy_us, peer_window_limited_us, send_buffer_limited_us, data_segments_out])?;
         counts(&[data_segments_in, segments_out, segments_in, delivered, resent, duplicates, reordered])?;

@@ -7,7 +7,7 @@ use sterna_doctor::case::entry::{Event, Retest};
 use sterna_doctor::case::examination::{Examination, RunId};
 use sterna_doctor::case::history::histories;
 use sterna_doctor::case::moment::EntryTime;
-use sterna_doctor::case::retest::{Asked, LimitOutcome, judge};
+use sterna_doctor::case::retest::{Asked, Fate, LimitOutcome, judge};
 use sterna_doctor::case::statements::{StatementCheck, check};
 use sterna_doctor::report::compare::Comparison;
 use sterna_doctor::report::{Report, text};
@@ -130,7 +130,27 @@ fn earlier(store: &Store, case: &Case, target: &str) -> Option<Examination> {
         }
         state.is_used()
     };
-    case.of_target(target).into_iter().rev().find(is_used).cloned()
+    let last = case.of_target(target).into_iter().rev().find(is_used)?;
+    Some(undecided(case, last).cloned().unwrap_or_else(|| last.clone()))
+}
+
+/// Returns the examination with the limits that re-tests up to this one have not decided: a later one must answer for them
+/// still. `None`: all are decided.
+fn undecided<'a>(case: &'a Case, last: &Examination) -> Option<&'a Examination> {
+    let (mut at, mut open) = (last.id.clone(), None);
+    // Each step goes back, so that entries that name each other end it.
+    for _ in 0..case.entries.len() {
+        let retest = case.entries.iter().find_map(|entry| match &entry.event {
+            Event::Retest(retest) if retest.examination.id == at => Some(retest),
+            _ => None,
+        });
+        let Some(retest) = retest.filter(|retest| retest.limits.iter().any(|one| one.fate == Fate::Open)) else {
+            break;
+        };
+        at = retest.since.clone();
+        open = case.examination(&at).or(open);
+    }
+    open
 }
 
 /// Returns the examination with a name, if it is of this target. Errors: `Usage`: there is none, or it does not count.
@@ -225,7 +245,8 @@ impl Session<'_> {
         earlier: Option<&Examination>,
         retest: Option<&Retest>,
     ) -> Result<(), Error> {
-        let statements = check(&histories(&self.store.read()?), numbers, fresh.started);
+        let case = self.store.read();
+        let statements = case.map(|case| check(&histories(&case), numbers, fresh.started)).unwrap_or_default();
         let old = earlier.and_then(|earlier| self.store.check(earlier).1).map(|signed| signed.bundle);
         let changes = old.map(|old| {
             let before = Report::new(&old.evidence, &old.about);
