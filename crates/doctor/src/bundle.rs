@@ -13,7 +13,6 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sterna_net::identity::{Fingerprint, Identity, PublicKey};
-use sterna_net::measure::STREAMS_MAX;
 use sterna_proto::file::plain;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
 
@@ -256,21 +255,14 @@ fn few(evidence: &Evidence) -> Result<(), String> {
     if evidence.records.len() > RECORDS_MAX {
         return Err(format!("the bundle has {} experiments: at most {RECORDS_MAX}", evidence.records.len()));
     }
-    let ends = evidence.records.iter().filter_map(|record| match &record.outcome {
-        Outcome::Flow(pair) => Some(pair.sender.streams.len().max(pair.receiver.streams.len())),
-        _ => None,
-    });
     let streams = evidence.records.iter().filter_map(|record| match &record.outcome {
         Outcome::Flow(pair) => Some(pair.sender.streams.iter().chain(&pair.receiver.streams)),
         _ => None,
     });
     let samples: usize = streams.flatten().map(|stream| stream.samples.len()).sum();
-    if samples > SAMPLES_MAX {
-        return Err(format!("the bundle has {samples} samples: at most {SAMPLES_MAX}"));
-    }
-    match ends.max().filter(|streams| *streams > STREAMS_MAX as usize) {
-        Some(streams) => Err(format!("the bundle has a flow of {streams} connections: at most {STREAMS_MAX}")),
-        None => Ok(()),
+    match samples > SAMPLES_MAX {
+        true => Err(format!("the bundle has {samples} samples: at most {SAMPLES_MAX}")),
+        false => Ok(()),
     }
 }
 

@@ -119,7 +119,7 @@ fn other_files_are_errors_with_a_reason() {
                 repeat(&mut flow["outcome"]["flow"]["receiver"]["streams"], 65);
             }),
             ErrorKind::Corrupt,
-            "a flow of 65 connections",
+            "a list of more than 64 items",
         ),
         (vec![b' '; BYTES_MAX + 1], ErrorKind::Limit, "more than 64 MiB"),
     ] {
