@@ -228,8 +228,8 @@ impl FlowView {
         self.peer_window_share < MOSTLY && (self.send_buffer_share >= LIMITED || is_full)
     }
 
-    /// Returns true if data waits in the receive buffer: behind a lost segment, or because the program does not read. The
-    /// programs of an examination read at once.
+    /// Returns true if data waits in the receive buffer: behind a lost segment, or because the program does not read.
+    /// The programs of an examination read at once.
     pub fn has_unread(&self) -> bool {
         self.unread >= UNREAD
     }

@@ -134,8 +134,8 @@ impl DirectionResult {
         self.measured_bps.max(self.capacity_bps.unwrap_or(0))
     }
 
-    /// Returns the highest rate that was seen to pass a token bucket of this rate and burst, if it is there. A short packet
-    /// train that fits into the burst shows nothing.
+    /// Returns the highest rate that was seen to pass a token bucket of this rate and burst, if it is there. A short
+    /// packet train that fits into the burst shows nothing.
     pub fn passed_bps(&self, rate_bps: u64, burst_bytes: u64) -> u64 {
         let beyond = self.at_least_bps.saturating_sub(rate_bps) as f64 / 8.0 * TRAIN_S;
         if beyond > burst_bytes as f64 { self.seen_bps() } else { self.sustained_bps() }

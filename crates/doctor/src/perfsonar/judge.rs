@@ -135,7 +135,7 @@ impl<'a> Steady<'a> {
     fn new(result: &'a Throughput, known: &Known) -> Option<Self> {
         let given = known.rtt.map(|rtt| rtt.as_secs_f64());
         let all = result.intervals.iter().filter_map(|interval| interval.rtt_s);
-        // What was given is an expectation.
+        // The given round trip is an expectation.
         let rtt_s = all.chain(result.rtt_s).reduce(f64::min).or(given).filter(|rtt| *rtt > 0.0)?;
         let intervals = result.steady();
         let loaded: Vec<f64> = intervals.iter().filter_map(|interval| interval.rtt_s).collect();

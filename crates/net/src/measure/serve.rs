@@ -41,7 +41,7 @@ const HELLO_BYTES_MAX: usize = 4096;
 const ASK_BYTES_MAX: u32 = 256 << 10;
 
 /// Time that an examination waits for a place which a monitor holds. Reason: a monitor gives it up after the experiment
-/// that runs, or after the time in which its peer must answer, and the client of the examination waits 30 s for its first
+/// that runs, or after the time in which its peer must answer. The client of the examination waits 30 s for its first
 /// answer.
 const YIELD_WITHIN: Duration = Duration::from_secs(25);
 

@@ -20,8 +20,8 @@ pub(super) const MEASUREMENTS_MAX: usize = 50;
 /// Path of OpenSearch on an archive.
 const OPENSEARCH_PATH: &str = "/opensearch";
 
-/// Maximum size of all replies of a search, bytes. Reason: 10,000 results of some kB; they are held in memory, which takes
-/// ten times that.
+/// Maximum size of all replies of a search, bytes. Reason: 10,000 results of some kB. They are held in memory, which
+/// takes ten times that.
 const ARCHIVE_BYTES_MAX: usize = 64 << 20;
 
 /// Interface of an archive.

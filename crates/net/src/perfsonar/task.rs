@@ -141,8 +141,8 @@ impl Node {
 
     /// Posts a task, follows its first run, and returns the run with its result. `within`: time until the result.
     ///
-    /// If it returns an error, or is cancelled, it removes the task from the node, unless the node has not named the task
-    /// by then. Errors: `Denied` if the limits of
+    /// If it returns an error, or is cancelled, it removes the task from the node, unless the node has not named the
+    /// task by then. Errors: `Denied` if the limits of
     /// the node refuse the task; `Unreachable` or `Limit` if there is no result in time; `Io` if the run failed.
     pub fn run(
         &self,

@@ -162,7 +162,7 @@ fn report(flags: &CaseReportFlags) -> Result<u8, Error> {
     let mut states: BTreeMap<_, BundleState> = BTreeMap::new();
     for (_, one) in case.examinations() {
         let state = store.check(one).0;
-        // Of several entries with one name, one that is not as its evidence makes all of them doubtful.
+        // One entry that differs from its evidence makes all entries with its name doubtful.
         states
             .entry(one.id.clone())
             .and_modify(|known| {

@@ -21,8 +21,8 @@ pub(super) const LEAST_V6: u32 = 1280;
 /// a burst of six (`icmp_ratelimit`).
 pub(super) const NEXT_ANSWER: Duration = Duration::from_millis(1100);
 
-/// Times that the border of a size that vanishes is confirmed. Reason: at a hop that answers half of the packets, a false
-/// border then shows once in some hundred searches.
+/// Times that the border of a size that vanishes is confirmed. Reason: at a hop that answers half of the packets, a
+/// false border then shows once in some hundred searches.
 const CONFIRMATIONS: u32 = 2;
 
 /// Packets of a size without an answer.

@@ -134,8 +134,8 @@ fn earlier(store: &Store, case: &Case, target: &str) -> Option<Examination> {
     Some(undecided(case, last).cloned().unwrap_or_else(|| last.clone()))
 }
 
-/// Returns the examination with the limits that re-tests up to this one have not decided: a later one must answer for them
-/// still. `None`: all are decided.
+/// Returns the examination with the limits that re-tests up to this one have not decided: a later one must still answer
+/// for them. `None`: all are decided.
 fn undecided<'a>(case: &'a Case, last: &Examination) -> Option<&'a Examination> {
     let (mut at, mut open) = (last.id.clone(), None);
     // Each step goes back, so that entries that name each other end it.
