@@ -115,7 +115,7 @@ fn a_target_that_is_no_agent_is_named() {
     let agent = site.agent();
     for (target, flags, code, expected) in [
         ("/data", &[][..], 2, "is no agent: give sterna://HOST"),
-        ("sterna://127.0.0.1:1", &[], 5, "connect to 127.0.0.1:1"),
+        ("sterna://127.0.0.1:1", &[], 5, "connect to the agent 127.0.0.1:1"),
         (&agent.url("")[..], &[], 6, "is unknown to this host"),
         (&agent.url(""), &["--time", "1s"], 2, "from 10 s to 600 s"),
     ] {
