@@ -43,7 +43,8 @@ fn an_agent_answers_iperf3_and_our_client_shows_the_limits_of_its_kernel() {
         (&["iperf3://"][..], "host"),
         (&["iperf3://h:0"], "port"),
         (&["iperf3://h", "--streams", "65"], "64"),
-        (&["iperf3://h", "--udp", "20Gbit"], "--max-rate"),
+        (&["iperf3://h", "--udp", "20Mbit", "--max-rate", "10Mbit"], "--max-rate"),
+        (&["iperf3://h", "--bundle", "b"], "sterna://HOST"),
         (&["sterna://h", "--streams", "2"], "iperf3://HOST"),
     ] {
         let output = doctor(wrong);
