@@ -129,7 +129,8 @@ def write(case: str, directory: Path, binary: Path) -> None:
 
     def block(match: re.Match[str]) -> str:
         bundle = directory / f"{case}-{match[2]}.json.gz"
-        return f"{match[1]}```\n{report(bundle, binary)}```\n{match[3]}" if bundle.exists() else match[0]
+        shown = f"```\n{report(bundle, binary)}```" if bundle.exists() else "Not examined yet."
+        return f"{match[1]}{shown}\n{match[3]}"
 
     page.write_text(BETWEEN.sub(block, page.read_text()))
 
