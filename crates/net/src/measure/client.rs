@@ -11,6 +11,7 @@ use sterna_proto::location::RemoteLocation;
 use sterna_proto::path_cache::DataDirection;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 
+use super::again::until_begun;
 use super::channel::{Channel, no_measurements};
 use super::deadline::Deadline;
 use super::flow::{self, Role};
@@ -70,11 +71,26 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Connects to an agent. `local`: address of this host, which selects the network.
+    /// Connects to an agent. `local`: address of this host, which selects the network. An examination tries again for a
+    /// second: the agent may still end the one before.
     ///
     /// Errors: `Unreachable`; `Untrusted`; `Busy`: the agent takes part in another measurement; `Protocol`: no agent,
     /// or one of a release without measurements; `Denied`, by its operator.
     pub(crate) fn connect(
+        agent: &RemoteLocation,
+        local: Option<IpAddr>,
+        by: (&Identity, &Arc<dyn Trust>),
+        occasion: Occasion,
+        cancel: &Cancel,
+    ) -> Result<Self, Error> {
+        let begin = || Self::begin(agent, local, by, occasion, cancel);
+        match occasion {
+            Occasion::Examination => until_begun(begin),
+            Occasion::Monitoring => begin(),
+        }
+    }
+
+    fn begin(
         agent: &RemoteLocation,
         local: Option<IpAddr>,
         (identity, trust): (&Identity, &Arc<dyn Trust>),

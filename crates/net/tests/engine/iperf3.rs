@@ -79,8 +79,9 @@ fn the_real_client_measures_with_an_agent() {
         assert!(sum("sum_received") > 1_000_000, "{flags:?}: {}", report["end"]);
         // The server stops with the blocks that the client asks for. The kernel counts the SYN as a byte.
         assert!(!flags.contains(&"-k") || sum("sum_sent") <= 10 * 131_072 + 1, "{flags:?}: {}", report["end"]);
-        // Both ends count the same data, but for some that the end of the test cuts off.
-        assert!(sum("sum_received") <= sum("sum_sent") + (16 << 20), "{flags:?}: {}", report["end"]);
+        // Both ends count the same data, but for what moves between the moments at which they begin and end to count.
+        let most = sum("sum_sent") + sum("sum_sent") / 10 + (16 << 20);
+        assert!(sum("sum_received") <= most, "{flags:?}: {}", report["end"]);
         if flags.contains(&"80M") {
             assert!(sum("sum_received") < 30_000_000, "the rate of the client: {}", report["end"]);
             assert_eq!(report["end"]["sender_tcp_congestion"], "reno");

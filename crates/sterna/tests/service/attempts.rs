@@ -10,7 +10,7 @@ use crate::servers::Storage;
 use crate::storages::{LARGE, SLOW, has_bytes, run, submit, until, wait};
 
 /// Number of looks with the same number of bytes after which a transfer stands still.
-const SAME_LOOKS: usize = 40;
+const SAME_LOOKS: usize = 4 * 40;
 
 /// Returns the limits of a file, the largest share first. Panics unless the shares make a whole.
 fn limits(file: &Value) -> Vec<(String, f64)> {
