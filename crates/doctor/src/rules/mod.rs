@@ -88,19 +88,20 @@ fn of_direction(facts: &Facts<'_>) -> Vec<Finding> {
             nearest.confidence = nearest.confidence.min(0.5);
         }
     }
-    // A limit that binds holds the connection to the rate that it has.
+    findings.sort_by(|a, b| {
+        let model = |finding: &Finding| finding.limits_to.unwrap_or(f64::INFINITY);
+        // Of those that bind, one above the rate counts as the rate.
+        let key = |finding: &Finding| if finding.binds { model(finding).min(rate) } else { model(finding).max(rate) };
+        (!a.binds).cmp(&!b.binds).then(key(a).total_cmp(&key(b)))
+    });
+    // A limit that binds holds the connection to the rate that it has, whatever its model says.
     for finding in &mut findings {
-        let limit = finding.limits_to.unwrap_or(f64::INFINITY);
-        if finding.binds {
-            finding.limits_to = Some(limit.min(rate));
-        } else if limit.is_finite() {
-            finding.limits_to = Some(limit.max(rate));
+        match finding.limits_to {
+            _ if finding.binds => finding.limits_to = Some(rate),
+            Some(limit) if limit.is_finite() => finding.limits_to = Some(limit.max(rate)),
+            _ => {}
         }
     }
-    findings.sort_by(|a, b| {
-        let key = |finding: &Finding| (!finding.binds, finding.limits_to.unwrap_or(f64::INFINITY));
-        key(a).0.cmp(&key(b).0).then(key(a).1.total_cmp(&key(b).1))
-    });
     findings
 }
 
