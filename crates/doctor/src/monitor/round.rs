@@ -1,4 +1,4 @@
-//! Round: what one visit of a peer observed, as it is stored.
+//! Round: the stored measurements of one visit to a peer.
 
 use serde::{Deserialize, Serialize};
 use sterna_net::measure::{EchoReport, EchoSpec, FlowPair, FlowSpec, HostFacts};

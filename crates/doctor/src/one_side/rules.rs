@@ -14,7 +14,7 @@ use crate::response;
 use crate::verdict::{Cause, Verdict};
 use crate::words::{percent, time};
 
-/// Smallest ratio of the rates of several connections and one at which one connection has a limit of its own.
+/// Smallest ratio of the rates of several connections and one at which each connection is limited separately.
 const SCALES: f64 = 1.5;
 
 /// Ports that show another round trip. Reason: of eight routes, one has five of 40 ports.

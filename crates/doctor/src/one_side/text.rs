@@ -8,6 +8,7 @@ use super::download::DownloadView;
 use super::report::OneSideReport;
 use crate::evidence::Direction;
 use crate::kernel;
+use crate::report::text::with_evidence;
 use crate::verdict::{Cause, Verdict};
 use crate::words::{percent, time};
 
@@ -87,10 +88,11 @@ fn of_verdict(index: usize, verdict: &Verdict) -> Vec<String> {
         Some(limit) => format!(": holds one connection to {}", rate(limit)),
         None => ": effect on the rate not measured".to_owned(),
     };
-    let mut lines = vec![format!("{}. {direction}: {}{gain}", index + 1, verdict.limit.words())];
-    lines.extend(verdict.evidence.iter().map(|text| format!("   - {text}")));
-    lines.push(format!("   fix: {}", verdict.remedy));
-    lines.push(format!("   confidence {:.0} % (inferred)", verdict.confidence * 100.0));
+    let mut lines = with_evidence(index, direction, verdict, &gain);
+    // The last line is the confidence. One side proves nothing.
+    if let Some(confidence) = lines.last_mut() {
+        confidence.push_str(" (inferred)");
+    }
     lines
 }
 

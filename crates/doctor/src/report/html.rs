@@ -247,7 +247,7 @@ impl Page<'_> {
                 h2 { "How it was measured" }
                 p { "Both hosts ran Sterna " (safe(&self.report.sterna)) ". The data of flows was generated in \
                      memory and discarded by the receiver, so no disk took part in them. No setting of a host was changed: each experiment \
-                     sets options of its own sockets."
+                     sets options of the sockets that it opens."
                      @if let Some(most) = self.report.rate_max_bps {
                          " No experiment was faster than " (text::rate(most)) ", the maximum that the user allowed."
                      }

@@ -94,6 +94,11 @@ fn of_verdict(index: usize, verdict: &Verdict) -> Vec<String> {
         Some(limit) => format!(": holds it to {}; {} without it", rate(limit), rate(verdict.predicted_bps)),
         None => ": does not limit this connection now".to_owned(),
     };
+    with_evidence(index, direction, verdict, &gain)
+}
+
+/// Returns the lines of a verdict: what it is and what it costs (`gain`), its evidence, its fix, and how sure it is.
+pub(crate) fn with_evidence(index: usize, direction: &str, verdict: &Verdict, gain: &str) -> Vec<String> {
     let mut lines = vec![format!("{}. {direction}: {}{gain}", index + 1, verdict.limit.words())];
     lines.extend(verdict.evidence.iter().map(|text| format!("   - {text}")));
     lines.push(format!("   fix: {}", verdict.remedy));

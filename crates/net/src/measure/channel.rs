@@ -107,7 +107,7 @@ impl<C: DerefMut<Target = ConnectionCommon<S>>, S: SideData> Channel<C, S> {
     }
 }
 
-/// Returns the size of a message, and its zstd frame; `None`: it travels as it is.
+/// Returns the size of a message, and its zstd frame; `None`: the message is too small for compression.
 fn compressed(json: &[u8]) -> Option<([u8; 4], Vec<u8>)> {
     if json.len() < COMPRESSED_FROM {
         return None;

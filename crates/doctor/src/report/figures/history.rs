@@ -27,7 +27,7 @@ const NAMES_MAX: usize = 12;
 /// Space on both sides of the examinations, as a part of their time.
 const MARGIN: f64 = 0.04;
 
-/// Smallest such space, seconds. Reason: one examination has no time of its own.
+/// Smallest space on both sides, seconds. Reason: a single examination spans no time.
 const MARGIN_MIN_S: f64 = 600.0;
 
 /// Distances of the marks of time, seconds: ten minutes to ten years.
