@@ -90,7 +90,7 @@ fn of_direction(facts: &Facts<'_>) -> Vec<Finding> {
     }
     findings.sort_by(|a, b| {
         let model = |finding: &Finding| finding.limits_to.unwrap_or(f64::INFINITY);
-        // Of those that bind, one above the rate counts as the rate.
+        // A binding limit above the rate counts as the rate.
         let key = |finding: &Finding| if finding.binds { model(finding).min(rate) } else { model(finding).max(rate) };
         (!a.binds).cmp(&!b.binds).then(key(a).total_cmp(&key(b)))
     });
