@@ -77,7 +77,9 @@ pub fn run(flags: AgentFlags) -> Result<u8, Error> {
     // They run until the agent ends.
     let _reflectors = reflectors(&flags.stamp)?;
     let link = link.map(|link| Link::start(Arc::clone(&agent), link)).transpose()?;
-    let monitor = Monitor::start(&flags.monitor, &agent, &identity, &state::directory(flags.state.as_deref())?)?;
+    let visits = link.as_ref().map(Link::visits);
+    let monitor =
+        Monitor::start(&flags.monitor, &agent, &identity, &state::directory(flags.state.as_deref())?, visits)?;
     let stopped = Arc::clone(&agent);
     let wait = move || {
         signals.forever().next();

@@ -39,6 +39,9 @@ mod known;
 mod listings;
 mod put;
 mod transfers;
+mod visits;
+
+pub use visits::Visits;
 
 use known::KnownServices;
 use listings::Listings;
@@ -101,6 +104,7 @@ pub fn tls_settings(authorities: RootCertStore, identity: &Identity) -> Result<A
 pub struct Link {
     stop: Cancel,
     transfers: Arc<Transfers>,
+    visits: Visits,
     thread: JoinHandle<()>,
 }
 
@@ -116,7 +120,15 @@ impl Link {
         let known = KnownServices::new(&options.state_dir);
         let service = options.service.to_string();
         known.key(&service).into_iter().for_each(|key| transfers.agent().trust_service(&service, key));
-        let keeper = Keeper { options, known, run: Uuid::new_v4(), transfers: Arc::clone(&transfers), lease: None };
+        let visits = Visits::default();
+        let keeper = Keeper {
+            options,
+            known,
+            run: Uuid::new_v4(),
+            transfers: Arc::clone(&transfers),
+            visits: visits.clone(),
+            lease: None,
+        };
         let stopped = Arc::new(Notify::new());
         let (stopping, on_stop) = (stop.clone(), Arc::clone(&stopped));
         let run = move || {
@@ -129,7 +141,12 @@ impl Link {
             });
         };
         let thread = thread::Builder::new().name("service".to_owned()).spawn(run).map_err(failed)?;
-        Ok(Self { stop, transfers, thread })
+        Ok(Self { stop, transfers, visits, thread })
+    }
+
+    /// Returns the way of visits to the service.
+    pub fn visits(&self) -> Visits {
+        self.visits.clone()
     }
 
     /// Stops the transfers and the connection. What has arrived stays in the journals of the receivers.
@@ -152,6 +169,7 @@ struct Keeper {
     /// Run of this agent.
     run: Uuid,
     transfers: Arc<Transfers>,
+    visits: Visits,
     /// Time of the last ping that the service has answered; `None`: no transfer has a lease.
     lease: Option<Instant>,
 }
@@ -374,6 +392,9 @@ impl Keeper {
         connected.send_ends(&self.transfers).await?;
         for transfers in self.transfers.take_progress().chunks(PROGRESS_TOGETHER_MAX) {
             connected.send(&FromAgent::Progress { transfers: transfers.to_vec() }).await?;
+        }
+        while let Some(visited) = self.visits.take() {
+            connected.send(&FromAgent::Visited(Box::new(visited))).await?;
         }
         Ok(())
     }

@@ -159,6 +159,10 @@ fn report_in(message: &Message) -> Result<Option<Report>, Error> {
             let failure = failure.map(|failure| failure.to_error());
             Ok(Some(Report::Deleted { file: FileNumber(file), failure }))
         }
+        FromAgent::Visited(visited) => {
+            visited.peer()?;
+            Ok(Some(Report::Visited(Box::new(visited.clipped()))))
+        }
         FromAgent::Hello(_) => Err(Error::protocol("a second hello")),
         FromAgent::Unknown => Ok(None),
     }

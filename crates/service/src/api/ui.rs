@@ -1,16 +1,20 @@
-//! Page for people at `/ui/`: links, jobs and failures, rendered by the server. Refuses to change anything.
+//! Page for people at `/ui/`: links, monitored paths, jobs and failures, rendered by the server. Refuses to change
+//! anything.
 
 use axum::extract::State;
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use sterna_proto::Error;
+use sterna_net::identity::Fingerprint;
 use sterna_proto::quantity::readable_time;
+use sterna_proto::{BitRate, Error};
 use sterna_sched::state::{FileState, JobState};
+use sterna_sched::time::UnixTime;
 
 use super::app::{App, Authenticated, status_of};
 use super::description::{Routes, routes};
 use crate::caller::{Caller, Level, Operation};
 use crate::job::Job;
+use crate::paths::{PathEnds, PathRecord, Visit};
 use crate::service::now;
 use crate::store::{FileFilter, JobFilter};
 
@@ -41,7 +45,7 @@ async fn to_page() -> Redirect {
     Redirect::permanent("/ui/")
 }
 
-/// Shows links, jobs and failures to people.
+/// Shows links, monitored paths, jobs and failures to people.
 #[utoipa::path(
     get,
     path = "/ui/",
@@ -106,6 +110,11 @@ async fn content(app: &App, caller: &Caller) -> Result<Markup, Error> {
         @if caller.level(Operation::Config) >= Level::Vo {
             h2 { "Sites" }
             (sites(app))
+            @let monitored = monitored(app);
+            @if !monitored.is_empty() {
+                h2 { "Monitored paths" }
+                (paths(app, &monitored))
+            }
         }
         h2 { "Jobs that have not ended" }
         (jobs(&running))
@@ -170,6 +179,45 @@ fn sites(app: &App) -> Markup {
                 }
             }
             @if applied.sites.is_empty() { tr { td colspan="5" { "none" } } }
+        } }
+    }
+}
+
+/// Returns the paths that agents monitor.
+fn monitored(app: &App) -> Vec<(PathEnds, Visit)> {
+    let visits = |(ends, record): (PathEnds, PathRecord)| record.visits.into_iter().map(move |visit| (ends, visit));
+    app.service.paths().into_iter().flat_map(visits).collect()
+}
+
+fn paths(app: &App, monitored: &[(PathEnds, Visit)]) -> Markup {
+    let (applied, at) = (app.service.applied(), now());
+    let name = |agent: &Fingerprint| match applied.sites_of(agent).first() {
+        Some(site) => format!("{site} ({})", agent.short()),
+        None => agent.short(),
+    };
+    html! {
+        div.table { table {
+            tr {
+                th { "from" } th { "to" } th { "measured by" } th class="n" { "round trip" } th class="n" { "loss" }
+                th class="n" { "test" } th { "limit" } th class="n" { "age" } th { "alarms" }
+            }
+            @for (ends, visit) in monitored {
+                tr {
+                    td.wide { (name(&ends.source)) } td.wide { (name(&ends.destination)) }
+                    td { (visit.by.name()) }
+                    td class="n" { @if let Some(rtt) = visit.rtt_ms { (format!("{rtt:.1} ms")) } }
+                    td class="n" { @if let Some(loss) = visit.loss { (format!("{:.2} %", loss * 100.0)) } }
+                    td class="n" {
+                        @if let Some(rate) = visit.bytes_per_s { (BitRate((rate * 8.0) as u64)) }
+                    }
+                    td { @if let Some(limit) = &visit.limited_by { (limit) } }
+                    td class="n" { (readable_time(at.since(UnixTime(visit.at)))) }
+                    td.wide {
+                        @for alarm in &visit.alarms { p.failed { (alarm) } }
+                        @if let Some(failure) = visit.failure.as_ref().filter(|_| visit.alarms.is_empty()) { (failure) }
+                    }
+                }
+            }
         } }
     }
 }

@@ -10,18 +10,18 @@ use sterna_proto::{Error, ErrorKind, Location, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::settings::{Link, Name};
 use sterna_sched::state::FileState;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::placement::Placement;
 use super::{Runner, cancelled};
 use crate::endpoint::{AGENTS, site_of};
 use crate::job::{Failure, File, Moved, Task};
-use crate::paths::PathEnds;
+use crate::paths::{ObservedRound, PathEnds, directions};
 use crate::service::{AgentState, Running, Stop, now};
 use crate::settings::{kind, read};
 use crate::site::Site;
 use crate::store::{Change, Changed, Event};
-use crate::worker::{Assignment, Connection, End, Key, Order, Other, ToAgent, Unpaired, agent_of, to_base64};
+use crate::worker::{Assignment, Connection, End, Key, Order, Other, ToAgent, Unpaired, Visited, agent_of, to_base64};
 
 /// Maximum number of starts of a file whose agents were lost. Reason: a file that ends its agents must not go on for
 /// ever, and agents that are restarted every day must not fail a file that waits for weeks.
@@ -30,6 +30,13 @@ const LOST_STARTS_MAX: u32 = 100;
 /// Time for which a grant starts sessions, in seconds. Reason: an agent starts its session at once, and a restarted one
 /// of a long transfer soon after. A transfer whose grant has expired gets another one with its next attempt.
 const GRANT_SECONDS: u64 = 3600;
+
+/// Age of a visit that is not kept, in seconds. Reason: an agent holds those of an hour or some back while the service
+/// is away, and a clock that is days behind gives wrong times.
+const VISIT_AGE_MAX: u64 = 7 * 24 * 3600;
+
+/// Maximum number of rounds that wait for the store. Reason: some MB; agents have them too.
+const ROUNDS_WAITING_MAX: usize = 10_000;
 
 impl Running {
     /// Returns true if this start of the transfer is at this worker.
@@ -304,8 +311,35 @@ impl Runner {
         self.changed_paths.insert(*path);
     }
 
+    /// Adds the visit of an agent that monitors a peer. An agent is believed about the paths at its own end.
+    pub(super) fn handle_visited(&mut self, worker: &str, mut visited: Visited) {
+        let (Some(observer), Ok(peer)) = (agent_of(worker), visited.peer()) else { return };
+        if observer == peer || self.applied.sites_of(&peer).is_empty() {
+            return debug!("agent {observer} monitors {peer}, which is no agent of a site: the visit is not kept");
+        }
+        let seconds = u64::try_from(now().0 / 1000).unwrap_or(0);
+        if visited.round.at.saturating_add(VISIT_AGE_MAX) < seconds {
+            return debug!("agent {observer} reports a visit of {}, which is too old to be kept", visited.round.at);
+        }
+        // The clock of the agent may be ahead.
+        visited.round.at = visited.round.at.min(seconds);
+        for (path, visit) in directions(observer, peer, &visited) {
+            self.service.shared.paths.lock().entry(path).or_default().set_visit(visit);
+            self.changed_paths.insert(path);
+        }
+        if self.new_rounds.len() < ROUNDS_WAITING_MAX {
+            self.new_rounds.push(ObservedRound { observer, peer, round: visited.round });
+        }
+    }
+
     /// Stores the measurements that have changed. Those of the last second may be lost in a crash.
     pub(super) async fn store_paths(&mut self) {
+        if !self.new_rounds.is_empty() {
+            match self.store().add_rounds(self.new_rounds.clone()).await {
+                Ok(()) => self.new_rounds.clear(),
+                Err(error) => return warn!("store rounds of agents: {}", error.chain()),
+            }
+        }
         for path in std::mem::take(&mut self.changed_paths) {
             let record = self.service.shared.paths.lock().get(&path).map(serde_json::to_value);
             let Some(Ok(record)) = record else { continue };

@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::credentials::{Credentials, Proxy};
 use crate::job::{Failure, File, Job, JobOptions, Moved, Task};
-use crate::paths::PathEnds;
+use crate::paths::{ObservedRound, PathEnds};
 use crate::service::{Order, Reserves, Running, Service, Stop, link_of, name_of, now};
 use crate::settings::Applied;
 use crate::store::{
@@ -92,6 +92,8 @@ pub struct Runner {
     applied: Arc<Applied>,
     /// Paths whose measurements have changed since they were stored.
     changed_paths: BTreeSet<PathEnds>,
+    /// Rounds of agents that monitor a peer, which are not stored yet.
+    new_rounds: Vec<ObservedRound>,
     /// Last file that was read from the store.
     read: FileNumber,
     /// Last prefix that was read from the store.
@@ -141,6 +143,7 @@ impl Runner {
             deletions: Deletions::default(),
             applied: Arc::default(),
             changed_paths: BTreeSet::new(),
+            new_rounds: Vec::new(),
             read: FileNumber(0),
             read_prefix: 0,
             next_prefix: 0,
@@ -539,6 +542,7 @@ impl Runner {
                     self.handle_lister_lost(&worker);
                     lost.extend(self.handle_connected(&worker, *connection));
                 }
+                Report::Visited(visited) => self.handle_visited(&worker, *visited),
                 Report::Listing { id, batch } => self.handle_batch(&worker, id, batch),
                 Report::Deleted { file, failure } if self.deletions.is_at(file, &worker) => {
                     deleted.push((file, failure))

@@ -18,6 +18,8 @@ use super::{
 use crate::credentials::{Credentials, Proxy, Secret};
 use crate::job::{Cleanup, Extent, Failure, File, Job, JobOptions, Moved, NewFile, NewJob, Owner, Placed, Prefix};
 
+mod rounds;
+
 const NOW: UnixTime = UnixTime(1_800_000_000_000);
 
 /// Store of a test, with the directory that it lives in.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 
+use sterna_doctor::monitor::Round;
 use sterna_proto::Error;
 use sterna_sched::queue::FileNumber;
 use sterna_sched::state::{FileState, JobState};
@@ -15,6 +16,7 @@ use uuid::Uuid;
 
 use crate::credentials::{Credentials, Proxy};
 use crate::job::{Cleanup, Failure, File, Job, Moved, NewFile, NewJob, Prefix};
+use crate::paths::{ObservedRound, RoundFilter};
 
 mod archive;
 #[cfg(test)]
@@ -24,6 +26,7 @@ mod decisions;
 mod deletions;
 mod prefixes;
 mod private;
+mod rounds;
 mod row;
 mod running;
 mod sqlite;
@@ -551,6 +554,12 @@ pub trait Store: Send + Sync {
 
     /// Returns the cursor of the last change; 0 without any.
     fn feed_end(&self) -> Stored<'_, u64>;
+
+    /// Adds rounds of agents that monitor a peer. Of each minute the last round is kept, for a year.
+    fn add_rounds(&self, rounds: Vec<ObservedRound>) -> Stored<'_, ()>;
+
+    /// Returns rounds after the minute of a time, the oldest first.
+    fn rounds(&self, filter: RoundFilter) -> Stored<'_, Vec<Round>>;
 
     /// Returns all settings of a kind, by name.
     fn settings(&self, kind: &str) -> Stored<'_, Vec<Setting>>;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
 use sqlx::{Connection, QueryBuilder, Row, Sqlite, SqliteConnection, SqlitePool};
+use sterna_doctor::monitor::Round;
 use sterna_proto::{Error, ErrorKind, Phase, Retry, Scope};
 use sterna_sched::queue::FileNumber;
 use sterna_sched::state::{Entries, FileState, JobState};
@@ -26,9 +27,10 @@ use super::{
     Added, Attempt, Audit, Change, Changed, Decided, Deletion, DeletionStep, Event, Feed, FileFilter, JobFilter,
     LateEnd, LinkState, Outcome, PrefixChange, PrefixFilter, Setting, Store, Stored, Submitted,
 };
-use super::{archive, credentials, decisions, deletions, prefixes, private, running};
+use super::{archive, credentials, decisions, deletions, prefixes, private, rounds, running};
 use crate::credentials::{Credentials, Proxy};
 use crate::job::{Extent, Failure, File, Job, Moved, NewFile, NewJob, Prefix};
+use crate::paths::{ObservedRound, RoundFilter};
 
 /// Maximum number of writes in one transaction. Reason: a reader of the log sees a change within some milliseconds.
 const WRITES_TOGETHER_MAX: usize = 256;
@@ -780,6 +782,24 @@ impl Store for SqliteStore {
                 Ok(())
             })
         }))
+    }
+
+    fn add_rounds(&self, observed: Vec<ObservedRound>) -> Stored<'_, ()> {
+        Box::pin(self.write(move |connection| {
+            Box::pin(async move {
+                for observed in &observed {
+                    rounds::add(connection, observed).await?;
+                }
+                Ok(())
+            })
+        }))
+    }
+
+    fn rounds(&self, filter: RoundFilter) -> Stored<'_, Vec<Round>> {
+        Box::pin(async move {
+            let found = rounds::find(&self.readers, &filter).await;
+            found.map_err(|e| failure("read rounds from the database", e))
+        })
     }
 
     fn deletions(&self, now: UnixTime, limit: u32) -> Stored<'_, Vec<Deletion>> {

@@ -7,6 +7,8 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
+use sterna_doctor::monitor::{Alarm, Outcome, Round};
+use sterna_net::identity::Fingerprint;
 use sterna_proto::Error;
 use sterna_sched::queue::FileNumber;
 use uuid::Uuid;
@@ -36,6 +38,17 @@ pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of transfers that an agent reports as under way. Reason: limits of endpoints are far below.
 pub const RUNNING_MAX: usize = 10_000;
+
+/// Maximum number of alarms of a visit. Reason: a path has at most one of each kind, direction and limit.
+const ALARMS_MAX: usize = 64;
+
+/// Maximum number of round trips and of throughput tests of a visit. Reason: an agent sends echoes from 16 ports, and
+/// runs one test in each direction.
+const ECHOES_MAX: usize = 64;
+const TESTS_MAX: usize = 2;
+
+/// Maximum characters of a remedy. Reason: those of our rules have some hundreds.
+const REMEDY_CHARS_MAX: usize = 800;
 
 /// Start of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -72,6 +85,42 @@ pub struct Hello {
     /// It lists the files beneath prefixes.
     #[serde(default)]
     pub lists: bool,
+}
+
+/// Visit of an agent to a peer that it monitors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Visited {
+    /// Fingerprint of the peer.
+    pub peer: String,
+    /// Measurements.
+    pub round: Round,
+    /// Alarms that are open after it.
+    pub alarms: Vec<Alarm>,
+}
+
+impl Visited {
+    /// Returns the fingerprint of the peer. Errors: `Protocol`.
+    pub fn peer(&self) -> Result<Fingerprint, Error> {
+        self.peer.parse().map_err(|e| Error::protocol("the peer of a visit").caused_by(e))
+    }
+
+    /// Returns the visit with lists and texts of limited length.
+    #[must_use]
+    pub fn clipped(mut self) -> Self {
+        self.alarms.truncate(ALARMS_MAX);
+        self.round.outcome = match self.round.outcome {
+            Outcome::Failed(failure) => Outcome::Failed(failure.cut()),
+            Outcome::Measured(mut measured) => {
+                measured.echoes.iter_mut().for_each(|echoes| echoes.rtt_us.truncate(ECHOES_MAX));
+                measured.tests.truncate(TESTS_MAX);
+                for test in &mut measured.tests {
+                    test.remedy = test.remedy.chars().take(REMEDY_CHARS_MAX).collect();
+                }
+                Outcome::Measured(measured)
+            }
+        };
+        self
+    }
 }
 
 /// Message of an agent.
@@ -116,19 +165,31 @@ pub enum FromAgent {
         /// Failure, if it failed.
         failure: Option<Failure>,
     },
+    /// A peer was visited.
+    Visited(Box<Visited>),
     /// A message of a later release.
     #[serde(other)]
     Unknown,
 }
 
-/// End of a transfer at the agent that runs it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// End of a transfer, or of a path, at one of its agents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
     /// It has the source, and pushes.
     Source,
     /// It has the destination, and pulls.
     Destination,
+}
+
+impl End {
+    /// Returns the name, as in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        }
+    }
 }
 
 /// Other end of a transfer.
@@ -238,6 +299,8 @@ pub fn decode<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Error> {
 
 #[cfg(test)]
 mod tests {
+    use sterna_doctor::monitor;
+
     use super::*;
     use crate::job::JobOptions;
 
@@ -275,10 +338,37 @@ mod tests {
         let found = FromAgent::Found { listing, files: vec![("a%0A/b".to_owned(), 5)] };
         let listed = FromAgent::Listed { listing, failure: None };
         let deleted = FromAgent::Deleted { file: 7, failure: None };
-        for message in [FromAgent::Progress { transfers: vec![(key, 5)] }, ended, deleted, found, listed] {
+        let outcome = Outcome::Failed(monitor::Failure::Unreachable("no".to_owned()));
+        let alarm = Alarm::Unreachable { since: 7, reason: "no".to_owned() };
+        let (peer, round) = (Fingerprint([3; 32]).to_string(), Round { at: 9, outcome });
+        let visited = FromAgent::Visited(Box::new(Visited { peer, round, alarms: vec![alarm] }));
+        for message in [FromAgent::Progress { transfers: vec![(key, 5)] }, ended, deleted, found, listed, visited] {
             let text = encode(&message).unwrap();
             assert_eq!(decode::<FromAgent>(&text).unwrap(), message, "{text}");
         }
+    }
+
+    #[test]
+    fn a_visit_is_clipped() {
+        let test = monitor::Test {
+            direction: sterna_doctor::evidence::Direction::Forward,
+            rate_bps: 1,
+            cap_bps: 2,
+            loss: 0.0,
+            limit: sterna_doctor::verdict::Cause::Clean,
+            remedy: "ä".repeat(9000),
+        };
+        let echoes = monitor::Echoes { rtt_us: vec![5; 9000], ..monitor::Echoes::default() };
+        let measured = monitor::Measured { echoes: Some(echoes), tests: vec![test; 9], ..monitor::Measured::default() };
+        let alarm = Alarm::Refused { since: 1, reason: String::new() };
+        let round = Round { at: 1, outcome: Outcome::Measured(measured) };
+        let visited = Visited { peer: "x".to_owned(), round, alarms: vec![alarm; 900] };
+        assert!(visited.peer().is_err());
+        let clipped = visited.clipped();
+        let Outcome::Measured(measured) = clipped.round.outcome else { panic!("measured") };
+        assert_eq!((clipped.alarms.len(), measured.tests.len()), (ALARMS_MAX, TESTS_MAX));
+        assert_eq!(measured.tests[0].remedy.chars().count(), REMEDY_CHARS_MAX);
+        assert_eq!(measured.echoes.unwrap().rtt_us.len(), ECHOES_MAX);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Monitor of an agent: visits its peers by the schedule, stores the rounds, and logs alarms.
+//! Monitor of an agent: visits its peers by the schedule, stores the rounds, logs alarms, and reports to the service.
 //!
 //! One thread visits one peer at a time. It holds the place for measurements of its own agent meanwhile, so that tests
 //! never overlap on a host, and gives the place up if an examination waits. Decisions are in `sterna_doctor::monitor`.
@@ -20,10 +20,12 @@ use sterna_doctor::monitor::{
 };
 use sterna_net::agent::{Agent, OwnPlace};
 use sterna_net::engine::{Cancel, Engine, Observed, Trust, observe_path};
-use sterna_net::identity::{Identity, KnownHosts};
+use sterna_net::identity::{Fingerprint, Identity, KnownHosts};
 use sterna_net::measure::{FlowSpec, Measurement, SocketSettings, host_facts};
 use sterna_proto::location::RemoteLocation;
 use sterna_proto::{BitRate, Error, ErrorKind, Phase, Scope};
+use sterna_service::agent::Visits;
+use sterna_service::worker::Visited;
 
 use self::store::Journal;
 use crate::flags::MonitorFlags;
@@ -62,6 +64,8 @@ type Paths = Arc<Mutex<Vec<MonitoredPath>>>;
 struct Peer {
     location: RemoteLocation,
     journal: Journal,
+    /// Key of the peer, as it was seen last; `None`: before the first contact.
+    key: Option<Fingerprint>,
     /// The last visit had no measurements.
     is_absent: bool,
     /// Start of the visits in a row that found another measurement.
@@ -75,6 +79,8 @@ struct Worker {
     state: PathBuf,
     peers: Vec<Peer>,
     paths: Paths,
+    /// Way to the service of the agent.
+    visits: Option<Visits>,
     schedule: Schedule,
     /// Time between two visits of a peer.
     every: Duration,
@@ -93,7 +99,7 @@ enum Visit {
 }
 
 impl Monitor {
-    /// Starts the monitor of an agent; `None` if it has no peers.
+    /// Starts the monitor of an agent; `None` if it has no peers. `visits`: the way to the service of the agent.
     ///
     /// Errors: `Usage`: too many peers, or one twice; the address for metrics is in use; the file for rounds cannot be
     /// opened.
@@ -102,6 +108,7 @@ impl Monitor {
         agent: &Arc<Agent>,
         identity: &Identity,
         state: &Path,
+        visits: Option<Visits>,
     ) -> Result<Option<Self>, Error> {
         let mut names: Vec<String> = flags.peers.iter().map(KnownHosts::name_of).collect();
         if names.len() > PEERS_MAX {
@@ -116,11 +123,13 @@ impl Monitor {
         if names.is_empty() {
             return Ok(None);
         }
-        let (mut peers, mut paths) = (Vec::new(), Vec::new());
+        let (mut peers, mut paths, known) = (Vec::new(), Vec::new(), KnownHosts::new(state));
         for location in &flags.peers {
             let name = KnownHosts::name_of(location);
             let journal = Journal::open(state, &name)?;
-            peers.push(Peer { location: location.clone(), journal, is_absent: false, busy_since: None });
+            let keys = known.keys(&name).unwrap_or_default();
+            let key = Some(keys).filter(|keys| keys.len() == 1).and_then(|keys| keys.first().copied());
+            peers.push(Peer { location: location.clone(), journal, key, is_absent: false, busy_since: None });
             paths.push(MonitoredPath { name, series: Series::default() });
         }
         let settings = Settings { every: flags.every, budget_bytes: flags.budget.0, rate: flags.rate };
@@ -140,8 +149,8 @@ impl Monitor {
             let spent: Vec<u64> =
                 (0..peers.len()).map(|peer| recalled(&peers[peer].journal, &paths, peer, &cancelled)).collect();
             let schedule = Schedule::new(settings, &spent, seed);
-            Worker { agent, engine, state, peers, paths, schedule, every, cancel: cancelled, start: Instant::now() }
-                .run();
+            let start = Instant::now();
+            Worker { agent, engine, state, peers, paths, visits, schedule, every, cancel: cancelled, start }.run();
         };
         let spawned = thread::Builder::new().name("monitor".to_owned()).spawn(run);
         spawned.map_err(|e| internal("start the thread of the monitor").caused_by(e))?;
@@ -244,16 +253,17 @@ impl Worker {
         };
         let _end = measurement.end_at(&self.cancel);
         let remote = measurement.remote();
+        self.peers[peer].key = Some(measurement.agent_key());
         match measure(&mut measurement, &place, test) {
             Ok((measured, test)) => Visit::Measured(measured, remote, test),
             Err(error) => failed(&error),
         }
     }
 
-    /// Stores a round, and logs what it shows.
+    /// Stores a round, logs what it shows, and reports it to the service.
     fn record(&mut self, peer: usize, outcome: Outcome) {
         let round = Round { at: unix_time(), outcome };
-        let Peer { journal, is_absent, .. } = &mut self.peers[peer];
+        let Peer { journal, key, is_absent, .. } = &mut self.peers[peer];
         let mut paths = self.paths.lock();
         let MonitoredPath { name, series } = &mut paths[peer];
         let changes = series.observe(&round);
@@ -268,7 +278,11 @@ impl Worker {
         }
         *is_absent = matches!(round.outcome, Outcome::Failed(_));
         changes.iter().for_each(|change| log(name, change));
+        let alarms = series.alarms().to_vec();
         drop(paths);
+        if let (Some(visits), Some(key)) = (&self.visits, key) {
+            visits.report(Visited { peer: key.to_string(), round: round.clone(), alarms });
+        }
         if let Err(error) = journal.append(&round) {
             tracing::warn!("store a round of the monitor: {}", error.chain());
         }

@@ -165,6 +165,51 @@ fn files_go_from_agent_to_agent_and_say_what_limited_them() {
     assert!(path["rtt_ms"].as_f64().unwrap() > 0.0 && path["best_bytes_per_s"].as_f64().unwrap() > 1e6, "{body}");
 }
 
+/// Returns the last visits on the paths from one agent to another.
+fn visits(serve: &Serve, from: &Agent, to: &Agent) -> Vec<Value> {
+    let (_, body) = serve.request("GET", "/api/v1/paths", "");
+    let paths = serde_json::from_str::<Value>(&body).unwrap()["paths"].as_array().unwrap().clone();
+    let is_it =
+        |path: &&Value| path["source_agent"] == *from.fingerprint && path["destination_agent"] == *to.fingerprint;
+    paths.iter().find(is_it).map_or(Vec::new(), |path| path["visits"].as_array().unwrap().clone())
+}
+
+#[test]
+fn rounds_of_monitors_are_stored_and_shown() {
+    let serve = Serve::start();
+    let mut far = Agent::start(&serve, "far.example", &["--authorize-any"]);
+    let address = || {
+        let (_, body) = serve.request("GET", "/api/v1/sites", "");
+        serde_json::from_str::<Value>(&body).unwrap()["sites"][0]["agents"][0]["address"].clone()
+    };
+    let peer = format!("sterna://{}", until(address, Value::is_string).as_str().unwrap());
+    let flags = ["--monitor", &peer, "--trust", &far.fingerprint, "--monitor-every", "1s", "--monitor-rate", "20Mbit"];
+    let near = Agent::start(&serve, "near.example", &flags);
+    let there = until(|| visits(&serve, &near, &far), |visits| visits.iter().any(|v| v["bytes_per_s"].is_f64()));
+    assert_eq!((there.len(), &there[0]["by"]), (1, &json!("source")), "{there:?}");
+    assert!(there[0]["rtt_ms"].as_f64().unwrap() > 0.0 && there[0]["loss"].is_f64(), "{there:?}");
+    // The limit is the cap, unless this host is slower.
+    assert!(there[0]["limited_by"].is_string(), "{there:?}");
+    let back = visits(&serve, &far, &near);
+    assert_eq!((back.len(), &back[0]["by"]), (1, &json!("destination")), "{back:?}");
+    let rounds = format!("/api/v1/paths/rounds?agent={}&peer={}", near.fingerprint, far.fingerprint);
+    let stored = || serde_json::from_str::<Value>(&serve.request("GET", &rounds, "").1).unwrap()["rounds"].clone();
+    let first = until(stored, |rounds| rounds[0]["rtt_ms"].is_f64());
+    assert!(first[0]["forward"]["hops"].is_u64() && first[0]["at_ms"].as_u64().unwrap() > 1_700_000_000_000, "{first}");
+    assert_eq!(serve.request("GET", "/api/v1/paths/rounds?agent=x&peer=y", "").0, 400);
+    far.kill();
+    let is_alarm = |visits: &Vec<Value>| {
+        visits[0]["alarms"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|alarm| alarm.as_str().unwrap().contains("unreachable since"))
+    };
+    until(|| visits(&serve, &near, &far), is_alarm);
+    let (_, page) = serve.request("GET", "/ui/", "");
+    assert!(page.contains("Monitored paths") && page.contains("unreachable since"), "{page}");
+}
+
 /// The interface of FTS3 has `nostreams`, which the Python bindings set to 1 with every job.
 #[test]
 fn a_transfer_has_the_lanes_that_its_job_asks_for() {

@@ -31,6 +31,7 @@ mod answer;
 mod bans;
 mod config;
 pub mod config_types;
+mod path_types;
 mod sites;
 mod submit;
 pub mod types;
@@ -92,6 +93,7 @@ pub(in crate::api) fn routes() -> Routes {
         .routes(routes!(sites::list))
         .routes(routes!(sites::set, sites::remove))
         .routes(routes!(sites::paths))
+        .routes(routes!(sites::rounds))
         .merge(config::routes())
         .merge(ui::routes())
 }

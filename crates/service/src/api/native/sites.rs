@@ -2,17 +2,22 @@
 //! agents, at `/api/v1/paths`.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
+use serde::Deserialize;
+use sterna_doctor::evidence::Direction;
+use sterna_doctor::monitor::{Outcome, Round};
 use sterna_net::identity::Fingerprint;
 use sterna_proto::{Error, ErrorKind, Phase, Scope};
+use utoipa::IntoParams;
 
-use super::answer::{By, Failed, Refusals, read, usage};
-use super::types::{AccessView, AgentView, NewSite, PathList, PathView, SiteList, SiteView};
+use super::answer::{By, Failed, Refusals, page, read, usage};
+use super::path_types::{PathList, PathView, RoundDirection, RoundList, RoundView, VisitView};
+use super::types::{AccessView, AgentView, NewSite, SiteList, SiteView};
 use crate::api::app::App;
 use crate::api::body::{Small, Whole};
 use crate::caller::{Level, Operation};
-use crate::paths::{PathEnds, PathRecord};
+use crate::paths::{PathEnds, PathRecord, RoundFilter, Visit};
 use crate::site::{Site, SiteSettings};
 
 /// Maximum number of agents of a site. Reason: a data centre has some tens of transfer hosts.
@@ -123,6 +128,91 @@ pub(super) async fn paths(By(caller): By, State(app): State<App>) -> Result<Json
         limited_by: record.limited_by,
         transfers: record.transfers,
         at_ms: record.at,
+        visits: record.visits.into_iter().map(visit_view).collect(),
     };
     Ok(Json(PathList { paths: app.service.paths().into_iter().map(view).collect() }))
+}
+
+fn visit_view(visit: Visit) -> VisitView {
+    VisitView {
+        by: visit.by.name().to_owned(),
+        at_ms: visit.at,
+        rtt_ms: visit.rtt_ms,
+        loss: visit.loss,
+        bytes_per_s: visit.bytes_per_s,
+        limited_by: visit.limited_by,
+        failure: visit.failure,
+        alarms: visit.alarms,
+    }
+}
+
+/// Selection of rounds.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct RoundQuery {
+    /// Fingerprint of the agent that monitors.
+    agent: String,
+    /// Fingerprint of its peer.
+    peer: String,
+    /// Visits after the minute of this time, in milliseconds since 1970; without it from the first one that is kept.
+    after_ms: Option<u64>,
+    /// Maximum number of visits, from 1 to 1000.
+    limit: Option<u32>,
+}
+
+/// Returns the visits of an agent to a peer that it monitors, the oldest first. The last one of each minute is kept,
+/// for a year.
+#[utoipa::path(
+    get,
+    path = "/api/v1/paths/rounds",
+    operation_id = "list_rounds",
+    params(RoundQuery),
+    responses((status = 200, description = "Visits", body = RoundList), Refusals)
+)]
+pub(super) async fn rounds(
+    By(caller): By,
+    State(app): State<App>,
+    Query(query): Query<RoundQuery>,
+) -> Result<Json<RoundList>, Failed> {
+    caller.check_level(Operation::Config, Level::Vo)?;
+    // A plus sign that is not encoded reads as a space.
+    let key = |text: &str| text.replace(' ', "+").parse::<Fingerprint>().map_err(|e| usage(e.to_string()));
+    let filter = RoundFilter {
+        observer: key(&query.agent)?,
+        peer: key(&query.peer)?,
+        after: query.after_ms.unwrap_or(0) / 1000,
+        limit: page(query.limit)?,
+    };
+    let rounds = app.service.store().rounds(filter).await?;
+    Ok(Json(RoundList { rounds: rounds.iter().map(round_view).collect() }))
+}
+
+fn round_view(round: &Round) -> RoundView {
+    let (measured, failure) = match &round.outcome {
+        Outcome::Measured(measured) => (Some(measured), None),
+        Outcome::Failed(failure) => (None, Some(failure.text().to_owned())),
+    };
+    let echoes = measured.and_then(|measured| measured.echoes.as_ref());
+    let direction = |direction: Direction| {
+        let test = measured.and_then(|measured| measured.tests.iter().find(|test| test.direction == direction));
+        let losses = echoes.map(|echoes| echoes.losses(direction)).filter(|(_, sent)| *sent > 0);
+        let hops = |direction| match direction {
+            Direction::Forward => echoes?.forward_hops,
+            Direction::Reverse => echoes?.reverse_hops,
+        };
+        RoundDirection {
+            loss: losses.map(|(lost, sent)| lost as f64 / sent as f64),
+            hops: hops(direction),
+            bytes_per_s: test.map(|test| test.rate_bps as f64 / 8.0),
+            limited_by: test.map(|test| test.limit.name()),
+        }
+    };
+    RoundView {
+        at_ms: round.at.saturating_mul(1000),
+        rtt_ms: echoes.and_then(|echoes| echoes.fastest_s()).map(|rtt| rtt * 1e3),
+        slowest_rtt_ms: echoes.and_then(|echoes| echoes.slowest_s()).map(|rtt| rtt * 1e3),
+        forward: direction(Direction::Forward),
+        reverse: direction(Direction::Reverse),
+        failure,
+    }
 }

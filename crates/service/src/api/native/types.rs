@@ -737,36 +737,6 @@ pub struct NewSite {
     pub access: Vec<AccessView>,
 }
 
-/// Measurements of the path between two agents.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-pub struct PathView {
-    /// Fingerprint of the agent that sends.
-    pub source_agent: String,
-    /// Fingerprint of the agent that receives.
-    pub destination_agent: String,
-    /// Smallest round-trip time of the last transfer, in milliseconds.
-    pub rtt_ms: Option<f64>,
-    /// Fraction of packets that were lost in the last transfer that sent a thousand or more.
-    pub loss: Option<f64>,
-    /// Highest mean rate of a transfer, in bytes of files per second.
-    pub best_bytes_per_s: Option<f64>,
-    /// Mean rate of the last transfer.
-    pub last_bytes_per_s: Option<f64>,
-    /// Limit that bound the last transfer for most of its time.
-    pub limited_by: Option<String>,
-    /// Number of transfers.
-    pub transfers: u64,
-    /// Time of the last transfer, in milliseconds since 1970.
-    pub at_ms: i64,
-}
-
-/// Paths between agents.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-pub struct PathList {
-    /// Paths, by agents.
-    pub paths: Vec<PathView>,
-}
-
 /// Failed attempt of a file.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct AttemptView {
