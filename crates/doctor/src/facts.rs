@@ -1,12 +1,15 @@
 //! Facts of one direction of a path: the experiments side by side, in the terms of the rules.
 
+use std::time::Duration;
+
 use sterna_net::measure::{EchoPort, FlowPair, FlowSpec, HostFacts, TrainReport, TrainSpec};
 
 use crate::ceiling::Ceiling;
 use crate::echoes::rtt_modes;
 use crate::evidence::{Direction, Evidence, Purpose, Record};
+use crate::response::bbr_share;
 use crate::verdict::RttMode;
-use crate::view::{FlowView, median};
+use crate::view::{FlowView, STEADY, median};
 
 /// Bytes of the headers of IPv4 and TCP, and of IPv6 and TCP.
 const HEADERS: f64 = 40.0;
@@ -20,6 +23,20 @@ pub(crate) const FULL: f64 = 0.85;
 
 /// Number of losses that cannot be chance events of a queue.
 pub(crate) const LOST_MIN: u64 = 3;
+
+/// Part of the smallest round trip, and delay in seconds, from which packets wait in a queue of others. Reason: packets
+/// of a busy host are late by milliseconds.
+const QUEUED: f64 = 0.05;
+const QUEUED_S: f64 = 0.003;
+
+/// Queue that others filled before the doctor sent anything.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StandingQueue {
+    /// Delay of it, seconds, at its smallest.
+    pub delay_s: f64,
+    /// Direction in which it stood.
+    pub direction: Direction,
+}
 
 /// Facts of one direction.
 #[derive(Clone, Debug)]
@@ -80,13 +97,27 @@ impl<'a> Facts<'a> {
     /// ceiling of TCP.
     pub fn path_bps(&self) -> Option<f64> {
         let ceiling = self.ceiling.filter(|ceiling| ceiling.is_reached())?;
-        Some(self.payload(ceiling.bps())).filter(|bps| self.best_bps() < *bps * ABOVE)
+        let time_s =
+            self.evidence.flow(Purpose::Baseline, self.direction).map_or(1.0, |(spec, _)| spec.time_ms as f64 / 1e3);
+        let bucket_bps = match ceiling {
+            // A bucket that is full at the start passes at once in any flow.
+            Ceiling::Policer { burst, .. } => burst * 8.0 / (time_s * STEADY).max(0.5),
+            _ => 0.0,
+        };
+        Some(self.payload(ceiling.bps())).filter(|bps| self.best_bps() < *bps * ABOVE + bucket_bps)
+    }
+
+    /// Returns the payload rate that a connection has if it fills the path, if the ceiling was reached: bbr pauses.
+    pub fn usable_bps(&self) -> Option<f64> {
+        let is_bbr = self.base.as_ref().is_some_and(|base| base.congestion.starts_with("bbr"));
+        let share = if is_bbr { bbr_share(Duration::from_secs_f64(self.rtt_s)) } else { 1.0 };
+        self.path_bps().map(|path| path * share)
     }
 
     /// Returns true if the baseline fills the path.
     pub fn fills_path(&self) -> bool {
         let rate = self.base.as_ref().map_or(0.0, |base| base.rate_bps);
-        self.path_bps().is_some_and(|path| rate >= path * FULL)
+        self.usable_bps().is_some_and(|usable| rate >= usable * FULL)
     }
 
     /// Returns the bytes of headers in a full segment.
@@ -199,6 +230,46 @@ impl<'a> Facts<'a> {
             port.rtt_us.iter().map(move |rtt| (rtt - least) as f64 / 1e6).collect::<Vec<f64>>()
         };
         median(echoes.iter().flat_map(above).collect())
+    }
+
+    /// Returns the queue that stood before the doctor sent anything: no echo had the smallest round trip. Echoes show
+    /// no direction. It is the one in which a train at a low rate met a queue later; if that is none or both, the one
+    /// whose connection had the smaller part of the path.
+    pub fn standing_queue(&self) -> Option<StandingQueue> {
+        let echoes = self.evidence.echoes()?.echoes.iter().flat_map(|port| &port.rtt_us);
+        let delay_s = *echoes.min()? as f64 / 1e6 - self.rtt_s;
+        if delay_s < self.queue_least_s() {
+            return None;
+        }
+        let queued = |direction: &Direction| Facts::new(self.evidence, *direction).is_queued_later();
+        let direction = match Direction::ALL.map(|direction| queued(&direction)) {
+            [true, false] => Direction::Forward,
+            [false, true] => Direction::Reverse,
+            _ => Direction::ALL.into_iter().min_by(|one, other| self.part(*one).total_cmp(&self.part(*other)))?,
+        };
+        Some(StandingQueue { delay_s, direction })
+    }
+
+    /// Returns the part of the path that the baseline of a direction had.
+    fn part(&self, direction: Direction) -> f64 {
+        let facts = Facts::new(self.evidence, direction);
+        let rate = facts.base.as_ref().map_or(f64::INFINITY, |base| base.rate_bps);
+        rate / facts.usable_bps().unwrap_or_else(|| facts.least_bps()).max(1.0)
+    }
+
+    /// Returns the delay from which a queue is more than the turns of hosts, seconds.
+    fn queue_least_s(&self) -> f64 {
+        (self.rtt_s * QUEUED).max(QUEUED_S)
+    }
+
+    /// Returns true if others keep a queue while the doctor sends little.
+    pub fn is_queued(&self) -> bool {
+        self.queue_of_others_s() > self.queue_least_s()
+    }
+
+    /// Returns true if a train at a low rate met a queue.
+    fn is_queued_later(&self) -> bool {
+        self.evidence.train(Purpose::LowRate, self.direction).is_some() && self.is_queued()
     }
 
     /// Returns the round trips of the ports in groups.

@@ -15,6 +15,11 @@ const CUBIC_BETA: f64 = 0.7;
 /// Growth of CUBIC after a loss, in segments per cubic second (RFC 9438).
 const CUBIC_GROWTH: f64 = 0.4;
 
+/// Time between two measurements of the round trip by BBR, and the least time of one, seconds. Source: Linux
+/// `tcp_bbr.c` (`bbr_min_rtt_win_sec`, `bbr_probe_rtt_mode_ms`).
+const BBR_PROBES_EVERY_S: f64 = 10.0;
+const BBR_PROBE_S: f64 = 0.2;
+
 /// Path of a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathFacts {
@@ -55,6 +60,13 @@ pub fn of_loss(control: Control, path: &PathFacts, capacity: BitRate) -> f64 {
         Control::Bbr => return capacity.0 as f64 * (1.0 - path.loss),
     };
     segments * f64::from(path.mss) * 8.0 / path.rtt.as_secs_f64()
+}
+
+/// Returns the part of the time in which BBR uses a path of which it has all: every 10 s it lets the path run empty,
+/// waits for a round trip (200 ms at least), and data arrives again a round trip later.
+pub fn bbr_share(rtt: Duration) -> f64 {
+    let rtt = rtt.as_secs_f64();
+    BBR_PROBES_EVERY_S / (BBR_PROBES_EVERY_S + rtt + rtt.max(BBR_PROBE_S))
 }
 
 fn reno_segments(loss: f64) -> f64 {
@@ -140,6 +152,13 @@ mod tests {
         }
         assert_eq!(of_loss(Control::Cubic, &path(10, 0.0), BitRate(0)), f64::INFINITY);
         assert_eq!(of_loss(Control::Bbr, &path(10, 0.01), BitRate::megabits(100)), 99e6);
+    }
+
+    #[test]
+    fn bbr_pauses_for_two_round_trips_in_ten_seconds() {
+        for (rtt_ms, share) in [(8, 0.980), (150, 0.966), (320, 0.940), (660, 0.883)] {
+            assert!(is_near(bbr_share(Duration::from_millis(rtt_ms)), share, 0.001), "{rtt_ms} ms");
+        }
     }
 
     #[test]

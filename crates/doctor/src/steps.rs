@@ -127,6 +127,10 @@ const SIZES: [u32; 16] =
 const PACKET_MIN: u32 = 576;
 const PACKET_MAX: u32 = 1500;
 
+/// Events of reordering of a connection from which packets without load show more. Reason: RACK hides reordering from
+/// the rate, and without selective acknowledgements a sender counts events that were none.
+const REORDERED: u64 = 3;
+
 /// Rate of a connection that stands still, bit/s.
 const STALLED: f64 = 1e5;
 
@@ -223,7 +227,8 @@ impl Question<'_> {
             }
         }
         let loses = base.lost.saturating_sub(base.lost_in_ramp) > 2 || base.lost > 20;
-        if (loses || !reaches) && !asked(Purpose::LowRate) {
+        let reorders = base.sack && base.reordered >= REORDERED;
+        if (loses || reorders || !reaches) && !asked(Purpose::LowRate) {
             return self.low_rate(base);
         }
         if let Some(Ceiling::Policer { bps, burst }) = self.facts.ceiling {

@@ -83,6 +83,11 @@ impl Cause {
         }
     }
 
+    /// Returns true for what both directions have: options of the connection, and round trips.
+    pub fn is_of_both(self) -> bool {
+        matches!(self, Self::NoSack | Self::NoTimestamps | Self::RttModes)
+    }
+
     /// Returns the name for programs.
     pub fn name(self) -> String {
         serde_json::to_value(self).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
@@ -106,6 +111,9 @@ pub struct Verdict {
     pub remedy: String,
     /// Rate of one connection once this limit is gone, payload in bit/s.
     pub predicted_bps: u64,
+    /// This rate is a lower bound: no experiment has reached the rate of the path.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub predicted_is_least: bool,
     /// Rate to which the limit holds one connection, payload in bit/s; absent if it does not bind now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits_to_bps: Option<u64>,

@@ -1,9 +1,13 @@
 //! View of a flow: rates, shares of time, windows and losses, from the samples of both ends.
 
+use std::time::Duration;
+
 use sterna_net::measure::{FlowPair, FlowReport, FlowSample, SAMPLE_EVERY, StreamReport};
 
+use crate::response::bbr_share;
+
 /// Part of a flow that counts as its steady state, from its end. Reason: slow start fills the first half on long paths.
-const STEADY: f64 = 0.5;
+pub(crate) const STEADY: f64 = 0.5;
 
 /// Share of the time in which a window is the limit.
 const LIMITED: f64 = 0.25;
@@ -24,6 +28,13 @@ const UNREAD: f64 = 0.3;
 /// Part of the steady rate at which the ramp has ended.
 const RAMP_ENDS: f64 = 0.8;
 
+/// Congestion window up to which bbr measures the round trip, segments. Source: `bbr_cwnd_min_target` of Linux is 4.
+const PROBE_SEGMENTS: f64 = 4.5;
+
+/// Time of a flow before which bbr does not measure the round trip again, microseconds. Reason: it does so 10 s after
+/// the handshake, which is up to some seconds before the flow.
+const PROBES_FROM_US: u64 = 5_000_000;
+
 /// Interval of the rate series, microseconds. Reason: four samples of a stream.
 pub const SERIES_EVERY_US: u64 = 200_000;
 
@@ -33,7 +44,8 @@ const SERIES_MAX: usize = 600;
 /// Properties of a flow. Rates are payload in bit/s, sizes bytes, times seconds, shares parts from 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FlowView {
-    /// Rate of delivery in the second half of the flow.
+    /// Rate of delivery in the second half of the flow. With bbr, as over a long time: its pauses are rare, and a flow
+    /// has one or none of them.
     pub rate_bps: f64,
     /// Rate of sending in the second half of the flow, with segments sent again.
     pub sent_bps: f64,
@@ -142,7 +154,22 @@ impl Rates {
         let delivered =
             |at: f64| -> f64 { sum(&pair.sender.streams, |stream| at_time(stream, at, |s| s.delivered)) * mss };
         let counts = |at: f64| if delivered(end) > 0.0 { delivered(at) } else { received(at) };
-        let rate = |from: f64, to: f64| (counts(to) - counts(from)) * 8.0 / (to - from).max(1e-3);
+        let pauses = match &pair.sender.streams[..] {
+            [stream] if delivered(end) > 0.0 => pauses_of_bbr(stream),
+            _ => Vec::new(),
+        };
+        let share = bbr_share(Duration::from_secs_f64(least(&pair.sender.streams, |s| s.rtt_min_us) / 1e6));
+        let rate = |from: f64, to: f64| {
+            let (length, arrived) = ((to - from).max(1e-3), (counts(to) - counts(from)) * 8.0);
+            let within = pauses.iter().map(|(start, end)| (start.clamp(from, to), end.clamp(from, to)));
+            let (paused, few) = within.fold((0.0, 0.0), |(time, bits), (start, end)| {
+                (time + end - start, bits + (counts(end) - counts(start)) * 8.0)
+            });
+            if pauses.is_empty() || paused > length * 0.5 {
+                return arrived / length;
+            }
+            (arrived - few) / (length - paused) * share
+        };
         let (steady, series, quarter) = (rate(from, end), rates(end, &counts), end / 4.0);
         Self {
             from,
@@ -224,7 +251,9 @@ impl FlowView {
     /// Returns true if the send buffer is the limit.
     pub fn is_buffer_limited(&self) -> bool {
         // The second witness: the kernel counts the send buffer only when the program waits for it.
-        let is_full = self.in_flight >= self.send_buffer as f64 * SENT && self.window > self.in_flight * 1.2;
+        let fills_window = self.in_flight >= self.peer_window * IN_FLIGHT;
+        let is_full =
+            self.in_flight >= self.send_buffer as f64 * SENT && self.window > self.in_flight * 1.2 && !fills_window;
         self.peer_window_share < MOSTLY && (self.send_buffer_share >= LIMITED || is_full)
     }
 
@@ -294,6 +323,23 @@ fn rates(end: f64, counts: &dyn Fn(f64) -> f64) -> Vec<f64> {
     (0..count).map(|index| (counts((index + 1) as f64 * every) - counts(index as f64 * every)) * 8.0 / every).collect()
 }
 
+/// Returns the intervals in which nothing arrives, in seconds, since bbr measures the round trip: the data in flight
+/// arrives, and what is sent after it needs a round trip.
+fn pauses_of_bbr(stream: &StreamReport) -> Vec<(f64, f64)> {
+    // Without selective acknowledgements, arrivals behind a hole count late: in another interval.
+    if !stream.congestion.starts_with("bbr") || !stream.sack {
+        return Vec::new();
+    }
+    let small = f64::from(stream.mss) * PROBE_SEGMENTS;
+    let is_probe = |sample: &FlowSample| sample.at_us >= PROBES_FROM_US && sample.window as f64 <= small;
+    let probes = stream.samples.chunk_by(|one, next| is_probe(one) == is_probe(next));
+    let pause = |probe: &[FlowSample]| {
+        let (first, last) = (probe.first().filter(|first| is_probe(first))?, probe.last()?);
+        Some((seconds(first.at_us + first.rtt_us), seconds(last.at_us + last.rtt_min_us)))
+    };
+    probes.filter_map(pause).filter(|(from, to)| from < to).collect()
+}
+
 /// Returns the time at which the rate first had most of its steady value.
 fn ramp(series: &[f64], steady: f64) -> f64 {
     let every = SERIES_EVERY_US as f64 / 1e6;
@@ -340,4 +386,65 @@ fn seconds(micros: u64) -> f64 {
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_net::measure::FlowReport;
+
+    use super::*;
+
+    const RTT_US: u64 = 660_000;
+
+    /// Returns a flow of 16 s at 1000 segments in 50 ms, with the pause of bbr before `pause_ends_us`.
+    fn flow(congestion: &str, pause_ends_us: u64) -> FlowPair {
+        let mut delivered = 0;
+        let sample = |index: u64| {
+            let at_us = index * 50_000;
+            let is_probe = (pause_ends_us - 3 * RTT_US..pause_ends_us - RTT_US).contains(&at_us);
+            if !(pause_ends_us - 2 * RTT_US..pause_ends_us).contains(&at_us) {
+                delivered += 1000;
+            }
+            let window = if is_probe { 4 * 1448 } else { 9_000_000 };
+            let received = delivered * 1448;
+            FlowSample {
+                at_us,
+                window,
+                delivered,
+                received,
+                rtt_us: RTT_US,
+                rtt_min_us: RTT_US,
+                ..FlowSample::default()
+            }
+        };
+        let samples: Vec<FlowSample> = (0..=320).map(sample).collect();
+        let stream = StreamReport {
+            mss: 1448,
+            congestion: congestion.to_owned(),
+            sack: true,
+            samples,
+            ..StreamReport::default()
+        };
+        let report = FlowReport { streams: vec![stream], ..FlowReport::default() };
+        FlowPair { sender: report.clone(), receiver: report }
+    }
+
+    #[test]
+    fn the_rate_of_bbr_does_not_depend_on_the_time_of_its_pause() {
+        let full = 1000.0 * 1448.0 * 8.0 / 0.05;
+        let sustained = full * 10.0 / 11.32;
+        // In the first half, across its end, in the second half, and at the end of the flow.
+        for pause_ends_us in [7_500_000, 8_600_000, 12_000_000, 16_400_000] {
+            let view = FlowView::new(&flow("bbr", pause_ends_us), 16.0);
+            assert!((view.rate_bps / sustained - 1.0).abs() < 0.01, "{pause_ends_us}: {} {sustained}", view.rate_bps);
+            assert!((view.growth - 1.0).abs() < 0.03, "{pause_ends_us}: {}", view.growth);
+        }
+        // Others do not pause: what is missing is missing.
+        let view = FlowView::new(&flow("cubic", 12_000_000), 16.0);
+        assert!((view.rate_bps / (full * (1.0 - 1.32 / 8.0)) - 1.0).abs() < 0.01, "{}", view.rate_bps);
+        // A small window all the time is no pause.
+        let mut slow = flow("bbr", 12_000_000);
+        slow.sender.streams[0].samples.iter_mut().for_each(|sample| sample.window = 5000);
+        assert!((FlowView::new(&slow, 16.0).rate_bps / full - 1.0).abs() < 0.2);
+    }
 }

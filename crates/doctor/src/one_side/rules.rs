@@ -101,6 +101,7 @@ impl Case<'_> {
             evidence,
             remedy: remedy.into(),
             predicted_bps: now,
+            predicted_is_least: false,
             limits_to_bps: None,
             rate_bps: None,
             burst_bytes: None,

@@ -210,7 +210,7 @@ fn name(verdict: &Verdict) -> Named {
 }
 
 fn is_same(one: &Verdict, other: &Verdict) -> bool {
-    one.limit == other.limit && one.direction == other.direction
+    one.limit == other.limit && (one.direction == other.direction || one.limit.is_of_both())
 }
 
 /// Returns the differences of the two examinations themselves.

@@ -114,7 +114,7 @@ impl<'a> Rulings<'a> {
     /// Returns the judgement on a cause.
     pub fn of(&self, cause: Cause) -> Ruling {
         // Some causes hold for both directions and have one verdict.
-        let is_shared = matches!(cause, Cause::NoSack | Cause::NoTimestamps | Cause::RttModes);
+        let is_shared = cause.is_of_both();
         let found = |verdict: &crate::verdict::Verdict| {
             verdict.limit == cause && (is_shared || verdict.direction == self.facts.direction)
         };

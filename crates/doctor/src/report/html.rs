@@ -122,7 +122,7 @@ impl Page<'_> {
                             li {
                                 strong { (arrow(verdict.direction)) ": " (heading(verdict)) }
                                 @if let Some(limit) = verdict.limits_to_bps {
-                                    ": " (text::rate(limit)) " now, " (text::rate(verdict.predicted_bps)) " without it"
+                                    ": " (text::rate(limit)) " now" (text::then(verdict))
                                 }
                             }
                         }
@@ -442,22 +442,21 @@ fn sentence(verdict: &Verdict) -> &'static str {
 fn gain(verdict: &Verdict, measured: u64) -> Markup {
     let Some(limit) = verdict.limits_to_bps else { return html! {} };
     let factor = verdict.predicted_bps as f64 / limit.max(1) as f64;
-    if factor < GAIN_MIN {
+    if factor < text::GAIN_MIN {
         return html! {
             p.gain { "Now " strong { (text::rate(measured)) } ". One connection already has the rate of this limit." }
         };
     }
+    let after = if verdict.limit == Cause::Policer { "with a paced sender" } else { "without it" };
     html! {
         p.gain {
-            "Now " strong { (text::rate(measured)) } " → predicted without it "
+            "Now " strong { (text::rate(measured)) } " → predicted " (after) " "
             strong { (text::rate(verdict.predicted_bps)) }
+            @if verdict.predicted_is_least { " or more" }
             " (" (format!("{factor:.1}")) " times)"
         }
     }
 }
-
-/// Smallest predicted gain that is shown as one. Reason: rates of two runs differ by as much.
-const GAIN_MIN: f64 = 1.05;
 
 /// Returns the figures that prove a verdict.
 fn proofs<'a>(verdict: &Verdict, figures: &'a [Figure]) -> Vec<&'a Figure> {

@@ -84,6 +84,21 @@ fn head(report: &Report) -> Vec<String> {
     )]
 }
 
+/// Smallest predicted gain that is shown as one. Reason: rates of two runs differ by as much.
+pub(super) const GAIN_MIN: f64 = 1.05;
+
+/// Returns the rate after the remedy, in words that follow the rate now; nothing if it is the same or not known.
+pub(super) fn then(verdict: &Verdict) -> String {
+    let Some(limit) = verdict.limits_to_bps else { return String::new() };
+    let has_gain = verdict.predicted_bps as f64 >= limit as f64 * GAIN_MIN;
+    let least = if verdict.predicted_is_least { " or more" } else { "" };
+    match verdict.limit {
+        _ if !has_gain => String::new(),
+        Cause::Policer => format!("; {} if the sender is paced", rate(verdict.predicted_bps)),
+        _ => format!("; {}{least} without it", rate(verdict.predicted_bps)),
+    }
+}
+
 fn of_verdict(index: usize, verdict: &Verdict) -> Vec<String> {
     let direction = words(verdict.direction);
     if verdict.limit == Cause::Clean {
@@ -91,7 +106,7 @@ fn of_verdict(index: usize, verdict: &Verdict) -> Vec<String> {
         return vec![format!("{}. {direction}: no trouble found", index + 1), format!("   {evidence}")];
     }
     let gain = match verdict.limits_to_bps {
-        Some(limit) => format!(": holds it to {}; {} without it", rate(limit), rate(verdict.predicted_bps)),
+        Some(limit) => format!(": holds it to {}{}", rate(limit), then(verdict)),
         None => ": does not limit this connection now".to_owned(),
     };
     with_evidence(index, direction, verdict, &gain)

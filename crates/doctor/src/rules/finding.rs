@@ -9,7 +9,7 @@ pub(super) use crate::words::{percent, time};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Finding {
     pub(super) cause: Cause,
-    /// Payload rate to which it holds one connection, bit/s; `None`: no effect on the rate is known.
+    /// Payload rate to which it holds one connection by its model, bit/s; `None`: no effect on the rate is known.
     pub(super) limits_to: Option<f64>,
     /// It explains the rate of the baseline.
     pub(super) binds: bool,
@@ -47,6 +47,21 @@ impl Finding {
         self.limits_to = Some(bps);
         self.binds = binds;
         self
+    }
+
+    /// Returns the rate to which it holds a connection that has `rate`, bit/s; `None`: no effect on the rate is known.
+    /// A limit that binds holds it to the rate that it has, whatever a model says. Disks are measured apart from it.
+    pub(super) fn holds_to(&self, rate: f64) -> Option<f64> {
+        match self.cause {
+            Cause::DiskRead | Cause::DiskWrite => self.limits_to,
+            _ if self.binds => Some(rate),
+            _ => self.allows(rate),
+        }
+    }
+
+    /// Returns the rate up to which it lets a connection that has `rate` become faster, bit/s, by its model.
+    pub(super) fn allows(&self, rate: f64) -> Option<f64> {
+        self.limits_to.filter(|limit| limit.is_finite()).map(|limit| limit.max(rate))
     }
 
     pub(super) fn because(mut self, text: impl Into<String>) -> Self {

@@ -25,15 +25,17 @@ const NEAR_POLICER: f64 = 0.5;
 /// Expected number of losses without load whose absence refutes random loss. Reason: by chance one time in 150.
 const REFUTED: f64 = 5.0;
 
-/// Returns the findings about losses.
-pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
+/// Returns the findings about losses. `is_starved`: a host has too little processor time.
+pub(super) fn find(facts: &Facts<'_>, is_starved: bool) -> Vec<Finding> {
     let Some(base) = &facts.base else { return Vec::new() };
     let mut findings = Vec::new();
     findings.extend(at_ceiling(facts, base));
     findings.extend(ack_path(facts, base));
     let has_policer = findings.iter().any(|finding| finding.cause == Cause::Policer);
-    findings.extend(random(facts, base, has_policer));
-    if findings.iter().all(|finding| !finding.binds) {
+    let has_ack_path = findings.iter().any(|finding| finding.cause == Cause::AckPath && finding.binds);
+    findings.extend(random(facts, base, has_policer, has_ack_path));
+    // A host without processor time yields to its own programs, and must not blame the network for it.
+    if findings.iter().all(|finding| !finding.binds) && !is_starved {
         findings.extend(congestion(facts, base));
     }
     findings
@@ -114,19 +116,21 @@ fn policer(facts: &Facts<'_>, base: &FlowView, bps: f64, burst: f64) -> Finding 
     finding.limits_to(path, binds && !base.is_held_by_hosts())
 }
 
-/// Returns the finding of losses that do not depend on the rate.
-fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool) -> Option<Finding> {
+/// Returns the finding of losses that do not depend on the rate. `has_ack_path`: acknowledgements wait in a queue,
+/// which is no queue of data.
+fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool, has_ack_path: bool) -> Option<Finding> {
     let (lost, sent) = facts.lost_without_load();
     let share = lost as f64 / sent.max(1) as f64;
     let of_tcp = base.loss();
     // Losses in a queue of others are theirs.
-    let is_shared = is_queued(facts) || yields(facts, base);
+    let is_shared = facts.is_queued() || yields(facts, base) && !has_ack_path;
     // A connection that should have lost far more refutes the losses of a moment.
     let is_moment = base.segments as f64 * share > REFUTED && (base.lost as f64) < base.segments as f64 * share * ENDED;
     let by_udp = lost >= LOST_MIN && share >= LOSS_MIN && !is_shared && !is_moment;
     // A connection that never fills the path and has no queue loses at random too.
     let path = facts.path_bps().unwrap_or(f64::INFINITY);
-    let fills = base.rate_bps > path * 0.8 || base.queue_s() > (facts.rtt_s * 0.1).max(0.004);
+    let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.004) && !has_ack_path;
+    let fills = base.rate_bps > path * 0.8 || has_queue;
     // Packets without load refute losses of TCP: it repeats those that were only late, or too large.
     let is_refuted = is_refuted(facts, base) || facts.reordered().0 >= REORDERED_MIN;
     let is_too_large = facts.mtu().is_some_and(|mtu| f64::from(mtu) < facts.packet_bytes());
@@ -173,11 +177,6 @@ fn is_refuted(facts: &Facts<'_>, base: &FlowView) -> bool {
     lost == 0 && sent as f64 * base.loss() > REFUTED
 }
 
-/// Returns true if others keep a queue while the doctor sends little.
-fn is_queued(facts: &Facts<'_>) -> bool {
-    facts.queue_of_others_s() > (facts.rtt_s * 0.05).max(0.003)
-}
-
 /// Returns the finding of a return direction that is too slow for acknowledgements.
 fn ack_path(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     let back = facts.return_ceiling.filter(|ceiling| ceiling.is_reached())?.bps();
@@ -216,8 +215,15 @@ const ACKS_LOST: f64 = 0.02;
 /// that does, and its queue is full nevertheless.
 fn congestion(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     let top = facts.path_bps().unwrap_or_else(|| facts.least_bps());
-    let yields = is_shared(facts, base);
-    if !yields && !is_queued(facts) {
+    let standing = facts.standing_queue();
+    let stood_here = standing.filter(|queue| queue.direction == facts.direction);
+    // A connection whose acknowledgements wait in a queue of others has less, too.
+    let is_other = standing.is_some() && stood_here.is_none() && !facts.is_queued();
+    let yields = match stood_here {
+        Some(_) => !facts.fills_path() && !base.is_held_by_hosts(),
+        None => is_shared(facts, base) && !is_other,
+    };
+    if !yields && stood_here.is_none() && !facts.is_queued() {
         return None;
     }
     let remedy = "the path is shared: more rate needs a larger share (several connections), another time of day, or \
@@ -228,13 +234,21 @@ fn congestion(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
         (Some(_), true) => ("packets without congestion control reach", 0.8),
         (Some(_), false) => ("packets without congestion control reach", 0.6),
     };
-    let finding = Finding::new(Cause::Congestion, remedy).sure(sure).because(format!(
-        "{what} {}, one connection {}: it yields to others; the queue was {} without our load, and {} with it",
+    let turn = if yields { "it yields to others" } else { "others yield to it" };
+    let mut finding = Finding::new(Cause::Congestion, remedy).sure(sure).because(format!(
+        "{what} {}, one connection {}: {turn}; the queue was {} without our load, and {} with it",
         shown(top),
         shown(base.rate_bps),
         time(facts.queue_of_others_s()),
         time(base.queue_s())
     ));
+    if let Some(queue) = stood_here {
+        finding = finding.because(format!(
+            "before the doctor sent anything, the smallest round trip was {} above {}: others filled a queue",
+            time(queue.delay_s),
+            time(facts.rtt_s)
+        ));
+    }
     Some(finding.limits_to(base.rate_bps, yields))
 }
 
@@ -246,7 +260,7 @@ fn is_shared(facts: &Facts<'_>, base: &FlowView) -> bool {
 
 /// Returns true if a connection has lost packets in a queue, and the path carries more.
 fn yields(facts: &Facts<'_>, base: &FlowView) -> bool {
-    let top = facts.path_bps().unwrap_or(0.0).max(facts.least_bps());
+    let top = facts.usable_bps().unwrap_or_else(|| facts.least_bps());
     let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.003);
     // A sender that fills the path with what it sends again has the queue for itself.
     base.rate_bps < top * FULL && base.sent_bps < top && has_queue && base.lost > 0 && !base.is_held_by_hosts()

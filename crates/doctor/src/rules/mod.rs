@@ -37,12 +37,15 @@ pub fn diagnose(evidence: &Evidence) -> Diagnosis {
         diagnosis.ladder.extend(ladder(&facts, &findings));
         all.extend(verdicts(&facts, findings));
     }
-    // One thing that holds for both directions is one verdict: the first direction has it.
+    // One thing that holds for both directions is one verdict: that of the direction with the first verdict.
     all.sort_by(|a: &Verdict, b| rank(b).total_cmp(&rank(a)));
+    let first = all.first().map(|verdict| verdict.direction);
+    all.sort_by(|a, b| {
+        rank(b).total_cmp(&rank(a)).then((first != Some(a.direction)).cmp(&(first != Some(b.direction))))
+    });
     let mut seen: Vec<Cause> = Vec::new();
     all.retain(|verdict| {
-        let is_option = matches!(verdict.limit, Cause::NoSack | Cause::NoTimestamps | Cause::RttModes);
-        let is_shared = is_option && verdict.limits_to_bps.is_none();
+        let is_shared = verdict.limit.is_of_both() && verdict.limits_to_bps.is_none();
         let is_new = !is_shared || !seen.contains(&verdict.limit);
         seen.push(verdict.limit);
         is_new
@@ -68,8 +71,9 @@ fn rank(verdict: &Verdict) -> f64 {
 fn of_direction(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     findings.extend(windows::find(facts));
-    findings.extend(losses::find(facts));
-    findings.extend(hosts::find(facts));
+    let hosts = hosts::find(facts);
+    findings.extend(losses::find(facts, hosts.iter().any(|finding| finding.cause == Cause::Cpu)));
+    findings.extend(hosts);
     let has_cause = findings.iter().any(|finding| finding.binds || finding.cause == Cause::Congestion);
     findings.extend(path::find(facts, has_cause));
     if let Some(ramp) = windows::slow_ramp(facts, &findings) {
@@ -94,14 +98,6 @@ fn of_direction(facts: &Facts<'_>) -> Vec<Finding> {
         let key = |finding: &Finding| if finding.binds { model(finding).min(rate) } else { model(finding).max(rate) };
         (!a.binds).cmp(&!b.binds).then(key(a).total_cmp(&key(b)))
     });
-    // A limit that binds holds the connection to the rate that it has, whatever its model says.
-    for finding in &mut findings {
-        match finding.limits_to {
-            _ if finding.binds => finding.limits_to = Some(rate),
-            Some(limit) if limit.is_finite() => finding.limits_to = Some(limit.max(rate)),
-            _ => {}
-        }
-    }
     findings
 }
 
@@ -111,9 +107,10 @@ const NEAR: f64 = 1.5;
 /// Returns the limits in the order in which they bind.
 fn ladder(facts: &Facts<'_>, findings: &[Finding]) -> Vec<Step> {
     let step = |limit, bps: f64| Step { limit, direction: facts.direction, rate_bps: bps as u64 };
+    let rate = facts.base.as_ref().map_or(0.0, |base| base.rate_bps);
     let limits = findings.iter().filter(|finding| finding.detail.reached_bps.is_none() || finding.binds);
     let mut steps: Vec<Step> =
-        limits.filter_map(|finding| finding.limits_to.map(|bps| step(finding.cause, bps))).collect();
+        limits.filter_map(|finding| finding.holds_to(rate).map(|bps| step(finding.cause, bps))).collect();
     steps.extend(windows::steps(facts, findings).into_iter().map(|(cause, bps)| step(cause, bps)));
     steps.push(step(Cause::Clean, top(facts)));
     steps.sort_by_key(|step| step.rate_bps);
@@ -122,9 +119,9 @@ fn ladder(facts: &Facts<'_>, findings: &[Finding]) -> Vec<Step> {
     steps
 }
 
-/// Returns the payload rate of the path itself, or the highest rate seen.
+/// Returns the payload rate that the path itself allows, or the highest rate seen.
 fn top(facts: &Facts<'_>) -> f64 {
-    facts.path_bps().unwrap_or_else(|| facts.least_bps())
+    facts.usable_bps().unwrap_or_else(|| facts.least_bps())
 }
 
 fn verdicts(facts: &Facts<'_>, findings: Vec<Finding>) -> Vec<Verdict> {
@@ -133,12 +130,12 @@ fn verdicts(facts: &Facts<'_>, findings: Vec<Finding>) -> Vec<Verdict> {
     let mut verdicts: Vec<Verdict> = Vec::new();
     for (index, finding) in findings.iter().enumerate() {
         let others = findings.iter().enumerate().filter(|(other, _)| *other != index);
-        let others = others.filter_map(|(_, other)| other.limits_to.filter(|_| other.cause != finding.cause));
+        let others = others.filter_map(|(_, other)| other.allows(rate).filter(|_| other.cause != finding.cause));
         let next = others.chain(hidden.iter().filter(|(cause, _)| *cause != finding.cause).map(|(_, bps)| *bps));
         let next = next.fold(top(facts), f64::min);
         let reached = finding.detail.reached_bps.map_or(next, |reached| reached.min(next)).max(rate);
         let predicted = if finding.binds { reached } else { rate };
-        let limit = finding.limits_to.unwrap_or(rate);
+        let limit = finding.holds_to(rate).unwrap_or(rate);
         verdicts.push(Verdict {
             limit: finding.cause,
             direction: facts.direction,
@@ -147,7 +144,8 @@ fn verdicts(facts: &Facts<'_>, findings: Vec<Finding>) -> Vec<Verdict> {
             evidence: finding.evidence.clone(),
             remedy: finding.remedy.clone(),
             predicted_bps: predicted as u64,
-            limits_to_bps: finding.limits_to.filter(|_| finding.binds).map(|bps| bps as u64),
+            predicted_is_least: finding.binds && facts.path_bps().is_none() && predicted >= top(facts),
+            limits_to_bps: finding.holds_to(rate).filter(|_| finding.binds).map(|bps| bps as u64),
             rate_bps: finding.detail.rate_bps.map(|bps| bps as u64),
             burst_bytes: finding.detail.burst_bytes.map(|bytes| bytes as u64),
             packets: finding.detail.packets,
@@ -180,6 +178,7 @@ fn clean(facts: &Facts<'_>, rate: f64) -> Verdict {
         }
         .to_owned(),
         predicted_bps: rate as u64,
+        predicted_is_least: false,
         limits_to_bps: None,
         rate_bps: facts.ceiling.map(|ceiling| ceiling.bps() as u64),
         burst_bytes: None,
