@@ -77,11 +77,11 @@ impl Ceiling {
         let own = train.receiver_drops.saturating_add(train.sender_drops);
         if own as f64 > missing as f64 * OWN_DROPS {
             // Our own hosts were too slow for the train: the path carries what arrived, and maybe more.
-            return arrival_rate(&arrived).map(Self::AtLeast);
+            return arrival_rate(&arrived, train).map(Self::AtLeast);
         }
         let sent_bps = sent_rate(&train.bins).min(spec.rate_bps as f64 * 1.05);
         let later = &arrived[arrived.len() / 2..];
-        let bps = arrival_rate(later)?;
+        let bps = arrival_rate(later, train)?;
         let (start, rise) = (start(&arrived), rise(&arrived));
         let is_queue = rise > QUEUE_MIN_US;
         let sent: u64 = later.iter().map(|bin| bin.sent_bytes).sum();
@@ -137,11 +137,17 @@ fn sent_rate(bins: &[TrainBin]) -> f64 {
     bytes as f64 * 8.0 / (last.at_us.saturating_sub(first.at_us) as f64 / 1e6).max(1e-3)
 }
 
-/// Returns the rate at which bins arrived, bit/s.
-fn arrival_rate(bins: &[&TrainBin]) -> Option<f64> {
+/// Returns the rate at which bins of a train arrived, bit/s.
+fn arrival_rate(bins: &[&TrainBin], train: &TrainReport) -> Option<f64> {
     let (first, last) = (bins.first()?, bins.last()?);
+    // The last packet of a bin may be late by far more than the bin; one of its packets is not late.
+    let is_late = train.reorder_extent_us as f64 > BIN_S * 1e6;
+    let in_time = |bin: &TrainBin| match is_late {
+        true => bin.at_us.saturating_add_signed(bin.delay_min_us),
+        false => bin.last_arrival_us,
+    };
     let bytes: u64 = bins[1..].iter().map(|bin| bin.received_bytes).sum();
-    let time = last.last_arrival_us.saturating_sub(first.last_arrival_us) as f64 / 1e6;
+    let time = in_time(last).saturating_sub(in_time(first)) as f64 / 1e6;
     (time > 0.0).then(|| bytes as f64 * 8.0 / time)
 }
 

@@ -57,12 +57,14 @@ pub fn diagnose(evidence: &Evidence) -> Diagnosis {
     diagnosis
 }
 
-/// Returns the order of a verdict: what takes most comes first, then trouble without effect, then a clean path.
+/// Returns the order of a verdict: what takes most comes first, then what is found by exclusion, then trouble without
+/// effect, then a clean path.
 fn rank(verdict: &Verdict) -> f64 {
     let base = match (verdict.limit, verdict.limits_to_bps) {
         (Cause::Clean, _) => 0.0,
         (_, None) => 1.0,
-        (_, Some(_)) => 2.0,
+        (Cause::SlowRamp, Some(_)) => 2.0,
+        (_, Some(_)) => 3.0,
     };
     base + verdict.share * 0.99
 }

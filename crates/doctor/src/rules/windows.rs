@@ -124,8 +124,9 @@ fn prove(facts: &Facts<'_>, base: &FlowView, mut finding: Finding, half: Purpose
             let text = format!("with buffers of {given}: {}, {ratio:.2} times the rate", shown(large.rate_bps));
             finding = finding.because(text);
             finding.confidence += if ratio > GAINS { 0.12 } else { -0.1 };
-            // A window that the shift count of the receiver bounds is no measure of the path.
-            if !large.is_window_limited() && ratio > GAINS {
+            // A window that the shift count of the receiver bounds is no measure of the path, and a rate that still grows
+            // is none either.
+            if !large.is_window_limited() && ratio > GAINS && large.growth < RISES {
                 finding.detail.reached_bps = Some(large.rate_bps);
             }
         }
@@ -188,7 +189,9 @@ pub(super) fn slow_ramp(facts: &Facts<'_>, findings: &[Finding]) -> Option<Findi
     let window = ByteCount((path / 8.0 * facts.rtt_s) as u64);
     let model = PathFacts { rtt: std::time::Duration::from_secs_f64(facts.rtt_s), mss: base.mss.max(1), loss: 0.0 };
     let ideal = response::ramp(window, &model).as_secs_f64();
-    let rises = base.rate_bps < path * FULL && base.growth > RISES && base.lost <= base.segments / 10_000;
+    // The rate of the second half is the mean of its quarters.
+    let at_end = base.rate_bps * 2.0 * base.growth / (1.0 + base.growth);
+    let rises = at_end < path * FULL && base.growth > RISES && base.lost <= base.segments / 10_000;
     let late = base.ramp_s > ideal * SLOW_RAMP + SLOW_RAMP_S;
     if !rises && !late {
         return None;
