@@ -219,17 +219,32 @@ fn bucket(bins: &[TrainBin]) -> Option<(f64, f64)> {
     // Its last bin drops: the bucket is empty there.
     let is_lossy = |index: &usize| bins[*index].received_bytes < bins[*index].sent_bytes;
     let end = (empty..(empty + width).min(bins.len() - 1)).rfind(is_lossy)?;
-    let start = &bins[..=end];
-    let passed: f64 = start.iter().map(|bin| bin.received_bytes as f64).sum();
+    // A router that pauses gives the bytes of one bin to a later one, so several ends are asked: until the sender
+    // pauses, and the bucket fills.
+    let sent = median(bins.iter().map(|bin| bin.sent_bytes as f64).collect());
+    let most = (end + ENDS).min(half.max(end + 1));
+    let ends = (end..most).take_while(|at| *at == end || bins[*at].sent_bytes as f64 >= sent * PAUSED);
+    let ends: Vec<usize> = ends.collect();
+    let bucket_at = |end: usize, rate: f64| {
+        let start = &bins[..=end];
+        let passed: f64 = start.iter().map(|bin| bin.received_bytes as f64).sum();
+        solve(0.0, passed, |burst| passed_by(start, rate, burst, burst) < passed)
+    };
     let mut rate = received(end + 1) / time(end + 1);
     let mut burst = 0.0;
     for _ in 0..FITS {
-        burst = solve(0.0, passed, |burst| passed_by(start, rate, burst, burst) < passed);
+        burst = median(ends.iter().map(|end| bucket_at(*end, rate)).collect());
         let later = &bins[end + 1..bins.len() - 1];
         rate = solve(rate * 0.7, rate * 1.5, |rate| passed_by(later, rate, burst, 0.0) < received(end + 1));
     }
     Some((rate * 8.0, burst)).filter(|(rate, _)| *rate > 0.0)
 }
+
+/// Ends of the start of a train for which the bucket is computed.
+const ENDS: usize = 5;
+
+/// Part of the usual bytes of a bin below which its sender paused.
+const PAUSED: f64 = 0.5;
 
 /// Returns the value between two at which a condition that holds below it ends.
 fn solve(mut least: f64, mut most: f64, is_below: impl Fn(f64) -> bool) -> f64 {

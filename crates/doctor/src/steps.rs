@@ -10,8 +10,8 @@ use sterna_net::measure::{EchoSpec, FlowSpec, SocketSettings, TrainReport, Train
 use sterna_proto::BitRate;
 
 use crate::ceiling::Ceiling;
-use crate::evidence::{Direction, Evidence, Experiment, Purpose, buffers};
-use crate::facts::Facts;
+use crate::evidence::{Direction, Evidence, Experiment, Purpose, Record, buffers};
+use crate::facts::{Facts, LOST_MIN};
 use crate::view::FlowView;
 
 /// Bounds of an examination.
@@ -229,6 +229,14 @@ impl Question<'_> {
         let loses = base.lost.saturating_sub(base.lost_in_ramp) > 2 || base.lost > 20;
         let reorders = base.sack && base.reordered >= REORDERED;
         if (loses || reorders || !reaches) && !asked(Purpose::LowRate) {
+            return self.low_rate(base);
+        }
+        // One or two lost packets may be chance, or a loss of one in ten thousand: more packets tell.
+        let (lost, _) = self.facts.lost_without_load();
+        let is_low_rate =
+            |record: &&Record| record.purpose == Purpose::LowRate && record.direction == self.facts.direction;
+        let times = self.facts.evidence.records.iter().filter(is_low_rate).count();
+        if times == 1 && (1..LOST_MIN).contains(&lost) {
             return self.low_rate(base);
         }
         if let Some(Ceiling::Policer { bps, burst }) = self.facts.ceiling {

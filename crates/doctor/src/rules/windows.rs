@@ -124,8 +124,8 @@ fn prove(facts: &Facts<'_>, base: &FlowView, mut finding: Finding, half: Purpose
             let text = format!("with buffers of {given}: {}, {ratio:.2} times the rate", shown(large.rate_bps));
             finding = finding.because(text);
             finding.confidence += if ratio > GAINS { 0.12 } else { -0.1 };
-            // A window that the shift count of the receiver bounds is no measure of the path, and a rate that still grows
-            // is none either.
+            // A window that the shift count of the receiver bounds is no measure of the path, and a rate that still
+            // grows is none either.
             if !large.is_window_limited() && ratio > GAINS && large.growth < RISES {
                 finding.detail.reached_bps = Some(large.rate_bps);
             }
