@@ -146,7 +146,9 @@ fn arrival_rate(bins: &[&TrainBin], train: &TrainReport) -> Option<f64> {
         true => bin.at_us.saturating_add_signed(bin.delay_min_us),
         false => bin.last_arrival_us,
     };
-    let bytes: u64 = bins[1..].iter().map(|bin| bin.received_bytes).sum();
+    // From the first packets of bins, or from the last ones.
+    let between = if is_late { &bins[..bins.len() - 1] } else { &bins[1..] };
+    let bytes: u64 = between.iter().map(|bin| bin.received_bytes).sum();
     let time = in_time(last).saturating_sub(in_time(first)) as f64 / 1e6;
     (time > 0.0).then(|| bytes as f64 * 8.0 / time)
 }

@@ -9,7 +9,7 @@ use crate::echoes::rtt_modes;
 use crate::evidence::{Direction, Evidence, Purpose, Record};
 use crate::response::bbr_share;
 use crate::verdict::RttMode;
-use crate::view::{FlowView, STEADY, median};
+use crate::view::{FlowView, median};
 
 /// Bytes of the headers of IPv4 and TCP, and of IPv6 and TCP.
 const HEADERS: f64 = 40.0;
@@ -33,6 +33,12 @@ const QUEUED_S: f64 = 0.003;
 /// the other direction it is. Reason: without others, hosts of the lab delay by up to 0.2 ms.
 const DELAYS_S: f64 = 0.0005;
 const DELAYS: f64 = 2.0;
+
+/// Part of the delay of echoes that the handshake before them had too, if it is a queue. Reason: queues of others move.
+const HANDSHAKE: f64 = 0.5;
+
+/// Multiple of the part of the path in the other direction below which a part is smaller.
+const SMALLER: f64 = 0.95;
 
 /// Queue that others filled before the doctor sent anything.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -102,14 +108,13 @@ impl<'a> Facts<'a> {
     /// ceiling of TCP.
     pub fn path_bps(&self) -> Option<f64> {
         let ceiling = self.ceiling.filter(|ceiling| ceiling.is_reached())?;
-        let time_s =
-            self.evidence.flow(Purpose::Baseline, self.direction).map_or(1.0, |(spec, _)| spec.time_ms as f64 / 1e3);
-        let bucket_bps = match ceiling {
-            // A bucket that is full at the start passes at once in any flow.
-            Ceiling::Policer { burst, .. } => burst * 8.0 / (time_s * STEADY).max(0.5),
+        let path = self.payload(ceiling.bps());
+        let bucket = match ceiling {
+            Ceiling::Policer { burst, .. } => burst * 8.0,
             _ => 0.0,
         };
-        Some(self.payload(ceiling.bps())).filter(|bps| self.best_bps() < *bps * ABOVE + bucket_bps)
+        let is_passed = self.flows().any(|view| view.rate_bps >= path * ABOVE + view.left_of(bucket, path));
+        (!is_passed).then_some(path)
     }
 
     /// Returns the payload rate that a connection has if it fills the path, if the ceiling was reached: bbr pauses.
@@ -154,18 +159,16 @@ impl<'a> Facts<'a> {
 
     /// Returns the highest payload rate of any flow.
     pub fn best_bps(&self) -> f64 {
-        // The view of a purpose is that of its last experiment.
+        self.flows().map(|view| view.rate_bps).fold(0.0, f64::max)
+    }
+
+    /// Returns the views of the flows of this direction: of each purpose that of the last experiment.
+    fn flows(&self) -> impl Iterator<Item = FlowView> {
         let is_last = |record: &&Record| {
             let last = self.evidence.record(record.purpose, self.direction);
             last.is_some_and(|last| std::ptr::eq(last, *record))
         };
-        self.evidence
-            .records
-            .iter()
-            .filter(is_last)
-            .filter_map(|record| self.flow(record.purpose))
-            .map(|view| view.rate_bps)
-            .fold(0.0, f64::max)
+        self.evidence.records.iter().filter(is_last).filter_map(|record| self.flow(record.purpose))
     }
 
     /// Returns the trains that the path carried: sent below its ceiling, in packets that pass.
@@ -242,7 +245,10 @@ impl<'a> Facts<'a> {
     pub fn standing_queue(&self) -> Option<StandingQueue> {
         let echoes = self.evidence.echoes()?.echoes.iter().flat_map(|port| &port.rtt_us);
         let delay_s = *echoes.min()? as f64 / 1e6 - self.rtt_s;
-        if delay_s < self.queue_least_s() {
+        // The handshake before is the witness of TCP: a device that answers for the far host, and a route of UDP that
+        // is longer, are no queue.
+        let of_handshake = self.evidence.connect_us as f64 / 1e6 - self.rtt_s;
+        if delay_s < self.queue_least_s() || of_handshake < delay_s * HANDSHAKE {
             return None;
         }
         let [forward, reverse] = Direction::ALL.map(|direction| self.delays_s(direction));
@@ -250,7 +256,11 @@ impl<'a> Facts<'a> {
         let direction = match is_clear {
             true if forward > reverse => Direction::Forward,
             true => Direction::Reverse,
-            false => Direction::ALL.into_iter().min_by(|one, other| self.part(*one).total_cmp(&self.part(*other)))?,
+            false => match Direction::ALL.map(|direction| self.part(direction)) {
+                [forward, reverse] if forward < reverse * SMALLER => Direction::Forward,
+                [forward, reverse] if reverse < forward * SMALLER => Direction::Reverse,
+                _ => return None,
+            },
         };
         Some(StandingQueue { delay_s, direction })
     }
@@ -270,6 +280,11 @@ impl<'a> Facts<'a> {
     /// Returns true if others keep a queue while the doctor sends little.
     pub fn is_queued(&self) -> bool {
         self.queue_of_others_s() > self.queue_least_s()
+    }
+
+    /// Returns true if trains at a low rate were delayed in this direction.
+    pub fn is_delayed(&self) -> bool {
+        self.delays_s(self.direction) > DELAYS_S
     }
 
     /// Returns the larger of the median delays of the trains at a low rate in a direction, seconds.

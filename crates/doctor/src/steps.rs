@@ -236,8 +236,11 @@ impl Question<'_> {
         let is_low_rate =
             |record: &&Record| record.purpose == Purpose::LowRate && record.direction == self.facts.direction;
         let times = self.facts.evidence.records.iter().filter(is_low_rate).count();
-        if times == 1 && (1..LOST_MIN).contains(&lost) {
-            return self.low_rate(base);
+        if times == 1
+            && (1..LOST_MIN).contains(&lost)
+            && let Some(again) = self.low_rate(base)
+        {
+            return Some(again);
         }
         if let Some(Ceiling::Policer { bps, burst }) = self.facts.ceiling {
             if !asked(Purpose::SecondOverload) && burst > bps / 8.0 * REST_MS as f64 / 1e3 * 0.8 {

@@ -7,7 +7,7 @@ use sterna_net::measure::{FlowPair, FlowReport, FlowSample, SAMPLE_EVERY, Stream
 use crate::response::bbr_share;
 
 /// Part of a flow that counts as its steady state, from its end. Reason: slow start fills the first half on long paths.
-pub(crate) const STEADY: f64 = 0.5;
+const STEADY: f64 = 0.5;
 
 /// Share of the time in which a window is the limit.
 const LIMITED: f64 = 0.25;
@@ -30,6 +30,9 @@ const RAMP_ENDS: f64 = 0.8;
 
 /// Congestion window up to which bbr measures the round trip, segments. Source: `bbr_cwnd_min_target` of Linux is 4.
 const PROBE_SEGMENTS: f64 = 4.5;
+
+/// Least time in which bbr measures the round trip, microseconds. Source: `bbr_probe_rtt_mode_ms` of Linux.
+const PROBE_US: u64 = 200_000;
 
 /// Time of a flow before which bbr does not measure the round trip again, microseconds. Reason: it does so 10 s after
 /// the handshake, which is up to some seconds before the flow.
@@ -251,7 +254,7 @@ impl FlowView {
     /// Returns true if the send buffer is the limit.
     pub fn is_buffer_limited(&self) -> bool {
         // The second witness: the kernel counts the send buffer only when the program waits for it.
-        let fills_window = self.in_flight >= self.peer_window * IN_FLIGHT;
+        let fills_window = self.peer_window > 0.0 && self.in_flight >= self.peer_window * IN_FLIGHT;
         let is_full =
             self.in_flight >= self.send_buffer as f64 * SENT && self.window > self.in_flight * 1.2 && !fills_window;
         self.peer_window_share < MOSTLY && (self.send_buffer_share >= LIMITED || is_full)
@@ -267,6 +270,15 @@ impl FlowView {
     pub fn is_held_by_hosts(&self) -> bool {
         // A window that is full behind a lost segment is no limit: the loss is.
         self.peer_window_share >= MOSTLY && !self.has_unread() || self.send_buffer_share >= MOSTLY
+    }
+
+    /// Returns the rate by which the rest of a full bucket, in bits, raises the rate of the second half above
+    /// `rate_bps`, the rate at which the bucket fills.
+    pub fn left_of(&self, bucket: f64, rate_bps: f64) -> f64 {
+        let every = SERIES_EVERY_US as f64 / 1e6;
+        let (first, second) = self.series_bps.split_at(self.series_bps.len() / 2);
+        let taken: f64 = first.iter().map(|bps| (bps - rate_bps).max(0.0) * every).sum();
+        (bucket - taken).max(0.0) / (second.len() as f64 * every).max(every)
     }
 
     /// Returns the part of the segments that were lost.
@@ -335,7 +347,11 @@ fn pauses_of_bbr(stream: &StreamReport) -> Vec<(f64, f64)> {
     let probes = stream.samples.chunk_by(|one, next| is_probe(one) == is_probe(next));
     let pause = |probe: &[FlowSample]| {
         let (first, last) = (probe.first().filter(|first| is_probe(first))?, probe.last()?);
-        Some((seconds(first.at_us + first.rtt_us), seconds(last.at_us + last.rtt_min_us)))
+        // The path runs empty, and a round trip of packets passes that were sent before. An outage is longer.
+        let longest = first.rtt_us.saturating_mul(2).saturating_add(last.rtt_min_us.max(PROBE_US) + PROBE_US);
+        let is_outage = last.at_us.saturating_sub(first.at_us) > longest;
+        let (from, to) = (first.at_us.saturating_add(first.rtt_us), last.at_us.saturating_add(last.rtt_min_us));
+        (!is_outage).then_some((seconds(from), seconds(to)))
     };
     probes.filter_map(pause).filter(|(from, to)| from < to).collect()
 }

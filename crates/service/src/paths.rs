@@ -2,10 +2,13 @@
 //!
 //! Holds values and their rules only. Refuses to store them: the runner does.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use sterna_doctor::evidence::Direction;
 use sterna_doctor::monitor::{Alarm, Outcome, Round};
 use sterna_net::identity::Fingerprint;
+use sterna_sched::time::UnixTime;
 
 use crate::job::Moved;
 use crate::worker::{End, Visited};
@@ -14,7 +17,10 @@ use crate::worker::{End, Visited};
 const PACKETS_MIN: u64 = 1000;
 
 /// Maximum characters of an alarm. Reason: an error with its causes has some hundreds.
-const ALARM_CHARS_MAX: usize = 1000;
+const ALARM_CHARS_MAX: usize = 600;
+
+/// Age of a visit that is not shown any more. Reason: agents visit each peer once a day at least.
+const VISIT_SHOWN: Duration = Duration::from_secs(2 * 24 * 3600);
 
 /// Agents of a path, by the direction of file data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -75,6 +81,9 @@ pub struct Visit {
     pub bytes_per_s: Option<f64>,
     /// Limit in this test: `rate_cap` if the cap was reached.
     pub limited_by: Option<String>,
+    /// Time of this test, in milliseconds since 1970.
+    #[serde(default)]
+    pub tested_at: Option<i64>,
     /// Reason for which the visit has no measurements.
     pub failure: Option<String>,
     /// Open alarms, in words.
@@ -130,6 +139,7 @@ impl PathRecord {
         let before = self.visits.iter().position(|before| before.by == visit.by).map(|at| self.visits.remove(at));
         if let Some(before) = before.filter(|_| visit.bytes_per_s.is_none()) {
             (visit.bytes_per_s, visit.limited_by) = (before.bytes_per_s, before.limited_by);
+            visit.tested_at = before.tested_at;
         }
         self.visits.push(visit);
         self.visits.sort_by_key(|visit| visit.by);
@@ -137,6 +147,11 @@ impl PathRecord {
 }
 
 impl Visit {
+    /// Returns true if it is recent enough to be shown.
+    pub fn is_recent(&self, now: UnixTime) -> bool {
+        now.since(UnixTime(self.at)) <= VISIT_SHOWN
+    }
+
     /// Returns a visit as it shows one direction of the path.
     fn new(visited: &Visited, direction: Direction) -> Self {
         let by = match direction {
@@ -152,13 +167,15 @@ impl Visit {
         let test = measured.and_then(|measured| measured.tests.iter().find(|test| test.direction == direction));
         let is_here = |alarm: &&Alarm| alarm.direction().is_none_or(|of| of == direction);
         let words = |alarm: &Alarm| alarm.words().chars().take(ALARM_CHARS_MAX).collect();
+        let at = i64::try_from(visited.round.at.saturating_mul(1000)).unwrap_or(i64::MAX);
         Self {
             by,
-            at: i64::try_from(visited.round.at.saturating_mul(1000)).unwrap_or(i64::MAX),
+            at,
             rtt_ms: echoes.and_then(|echoes| echoes.fastest_s()).map(|rtt| rtt * 1e3),
             loss: loss.map(|(lost, sent)| lost as f64 / sent as f64),
             bytes_per_s: test.map(|test| test.rate_bps as f64 / 8.0),
             limited_by: test.map(|test| test.limit.name()),
+            tested_at: test.map(|_| at),
             failure,
             alarms: visited.alarms.iter().filter(is_here).map(words).collect(),
         }

@@ -218,9 +218,9 @@ fn congestion(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     let standing = facts.standing_queue();
     let stood_here = standing.filter(|queue| queue.direction == facts.direction);
     // A connection whose acknowledgements wait in a queue of others has less, too.
-    let is_other = standing.is_some() && stood_here.is_none() && !facts.is_queued();
+    let is_other = standing.is_some() && stood_here.is_none() && !facts.is_delayed();
     let yields = match stood_here {
-        Some(_) => !facts.fills_path() && !base.is_held_by_hosts(),
+        Some(_) => base.rate_bps < usable(facts) * FULL && !base.is_held_by_hosts(),
         None => is_shared(facts, base) && !is_other,
     };
     if !yields && stood_here.is_none() && !facts.is_queued() {
@@ -258,9 +258,14 @@ fn is_shared(facts: &Facts<'_>, base: &FlowView) -> bool {
     base.sack && yields(facts, base)
 }
 
+/// Returns the payload rate that a connection can have, or the highest rate seen.
+fn usable(facts: &Facts<'_>) -> f64 {
+    facts.usable_bps().unwrap_or_else(|| facts.least_bps())
+}
+
 /// Returns true if a connection has lost packets in a queue, and the path carries more.
 fn yields(facts: &Facts<'_>, base: &FlowView) -> bool {
-    let top = facts.usable_bps().unwrap_or_else(|| facts.least_bps());
+    let top = usable(facts);
     let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.003);
     // A sender that fills the path with what it sends again has the queue for itself.
     base.rate_bps < top * FULL && base.sent_bps < top && has_queue && base.lost > 0 && !base.is_held_by_hosts()

@@ -6,3 +6,4 @@ CREATE TABLE rounds (
     round TEXT NOT NULL,
     PRIMARY KEY (observer, peer, minute)
 ) WITHOUT ROWID;
+CREATE INDEX rounds_by_minute ON rounds (minute);

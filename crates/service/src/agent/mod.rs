@@ -31,7 +31,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::worker::{
-    FromAgent, Hello, Key, LEASE, MESSAGE_BYTES_MAX, PATH, PING_EVERY, SILENCE_MAX, ToAgent, decode, encode,
+    FromAgent, Hello, Key, LEASE, MESSAGE_BYTES_MAX, PATH, PING_EVERY, SILENCE_MAX, SentVisit, ToAgent, decode, encode,
     from_base64,
 };
 
@@ -394,7 +394,7 @@ impl Keeper {
             connected.send(&FromAgent::Progress { transfers: transfers.to_vec() }).await?;
         }
         while let Some(visited) = self.visits.take() {
-            connected.send(&FromAgent::Visited(Box::new(visited))).await?;
+            connected.send(&FromAgent::Visited { visit: SentVisit::new(&visited)? }).await?;
         }
         Ok(())
     }

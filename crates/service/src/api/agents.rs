@@ -159,10 +159,13 @@ fn report_in(message: &Message) -> Result<Option<Report>, Error> {
             let failure = failure.map(|failure| failure.to_error());
             Ok(Some(Report::Deleted { file: FileNumber(file), failure }))
         }
-        FromAgent::Visited(visited) => {
-            visited.peer()?;
-            Ok(Some(Report::Visited(Box::new(visited.clipped()))))
-        }
+        FromAgent::Visited { visit } => match visit.decode() {
+            Ok(visited) => Ok(Some(Report::Visited(Box::new(visited)))),
+            Err(error) => {
+                debug!("skip a visit: {}", error.chain());
+                Ok(None)
+            }
+        },
         FromAgent::Hello(_) => Err(Error::protocol("a second hello")),
         FromAgent::Unknown => Ok(None),
     }

@@ -186,7 +186,7 @@ fn sites(app: &App) -> Markup {
 /// Returns the paths that agents monitor.
 fn monitored(app: &App) -> Vec<(PathEnds, Visit)> {
     let visits = |(ends, record): (PathEnds, PathRecord)| record.visits.into_iter().map(move |visit| (ends, visit));
-    app.service.paths().into_iter().flat_map(visits).collect()
+    app.service.paths().into_iter().flat_map(visits).filter(|(_, visit)| visit.is_recent(now())).collect()
 }
 
 fn paths(app: &App, monitored: &[(PathEnds, Visit)]) -> Markup {

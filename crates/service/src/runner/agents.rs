@@ -13,7 +13,7 @@ use sterna_sched::state::FileState;
 use tracing::{debug, info, warn};
 
 use super::placement::Placement;
-use super::{Runner, cancelled};
+use super::{Runner, TICK, cancelled};
 use crate::endpoint::{AGENTS, site_of};
 use crate::job::{Failure, File, Moved, Task};
 use crate::paths::{ObservedRound, PathEnds, directions};
@@ -32,11 +32,15 @@ const LOST_STARTS_MAX: u32 = 100;
 const GRANT_SECONDS: u64 = 3600;
 
 /// Age of a visit that is not kept, in seconds. Reason: an agent holds those of an hour or some back while the service
-/// is away, and a clock that is days behind gives wrong times.
-const VISIT_AGE_MAX: u64 = 7 * 24 * 3600;
+/// is away, and an agent that lies has no more rows at once.
+const VISIT_AGE_MAX: u64 = 24 * 3600;
 
-/// Maximum number of rounds that wait for the store. Reason: some MB; agents have them too.
+/// Maximum number of rounds that wait for the store. Reason: some MB. More are left out; their agents have them.
 const ROUNDS_WAITING_MAX: usize = 10_000;
+
+/// Maximum number of records of paths, and of rounds, that are stored in one turn. Reason: the runner waits meanwhile,
+/// some ms.
+const MEASURED_TOGETHER_MAX: usize = 500;
 
 impl Running {
     /// Returns true if this start of the transfer is at this worker.
@@ -314,8 +318,9 @@ impl Runner {
     /// Adds the visit of an agent that monitors a peer. An agent is believed about the paths at its own end.
     pub(super) fn handle_visited(&mut self, worker: &str, mut visited: Visited) {
         let (Some(observer), Ok(peer)) = (agent_of(worker), visited.peer()) else { return };
-        if observer == peer || self.applied.sites_of(&peer).is_empty() {
-            return debug!("agent {observer} monitors {peer}, which is no agent of a site: the visit is not kept");
+        let is_known = |agent| !self.applied.sites_of(agent).is_empty();
+        if observer == peer || !is_known(&peer) || !is_known(&observer) {
+            return debug!("agent {observer} monitors {peer}: one of them is no agent of a site, and nothing is kept");
         }
         let seconds = u64::try_from(now().0 / 1000).unwrap_or(0);
         if visited.round.at.saturating_add(VISIT_AGE_MAX) < seconds {
@@ -327,27 +332,31 @@ impl Runner {
             self.service.shared.paths.lock().entry(path).or_default().set_visit(visit);
             self.changed_paths.insert(path);
         }
-        if self.new_rounds.len() < ROUNDS_WAITING_MAX {
-            self.new_rounds.push(ObservedRound { observer, peer, round: visited.round });
+        match self.new_rounds.len() < ROUNDS_WAITING_MAX {
+            true => self.new_rounds.push_back(ObservedRound { observer, peer, round: visited.round }),
+            false => debug!("{ROUNDS_WAITING_MAX} rounds wait for the store: one of agent {observer} is left out"),
         }
     }
 
-    /// Stores the measurements that have changed. Those of the last second may be lost in a crash.
+    /// Stores the measurements that have changed. Those of the last seconds may be lost in a crash.
     pub(super) async fn store_paths(&mut self) {
-        if !self.new_rounds.is_empty() {
-            match self.store().add_rounds(self.new_rounds.clone()).await {
-                Ok(()) => self.new_rounds.clear(),
-                Err(error) => return warn!("store rounds of agents: {}", error.chain()),
-            }
+        let ends: Vec<PathEnds> = self.changed_paths.iter().take(MEASURED_TOGETHER_MAX).copied().collect();
+        let rounds: Vec<_> = self.new_rounds.iter().take(MEASURED_TOGETHER_MAX).cloned().collect();
+        if ends.is_empty() && rounds.is_empty() {
+            return;
         }
-        for path in std::mem::take(&mut self.changed_paths) {
-            let record = self.service.shared.paths.lock().get(&path).map(serde_json::to_value);
-            let Some(Ok(record)) = record else { continue };
-            if let Err(error) = self.store().set(kind::PATH, &path.name(), Some(record), None).await {
-                warn!("store measurements of a path: {}", error.chain());
-                self.changed_paths.insert(path);
-                return;
+        let records = {
+            let paths = self.service.shared.paths.lock();
+            let record = |ends: &PathEnds| Some((ends.name(), serde_json::to_value(paths.get(ends)?).ok()?));
+            ends.iter().filter_map(record).collect()
+        };
+        let stored = rounds.len();
+        match self.store().set_measured(kind::PATH, records, rounds).await {
+            Ok(()) => {
+                self.changed_paths.retain(|path| !ends.contains(path));
+                self.new_rounds.drain(..stored);
             }
+            Err(error) => warn!("store measurements of paths: {}; trying again in {TICK:?}", error.chain()),
         }
     }
 

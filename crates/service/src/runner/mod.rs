@@ -4,7 +4,7 @@
 //! workers. Every change goes to the store first and then to the scheduler, so that a crash in between loses nothing:
 //! the next start reads the store. Refuses to move bytes: workers do.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -93,7 +93,7 @@ pub struct Runner {
     /// Paths whose measurements have changed since they were stored.
     changed_paths: BTreeSet<PathEnds>,
     /// Rounds of agents that monitor a peer, which are not stored yet.
-    new_rounds: Vec<ObservedRound>,
+    new_rounds: VecDeque<ObservedRound>,
     /// Last file that was read from the store.
     read: FileNumber,
     /// Last prefix that was read from the store.
@@ -143,7 +143,7 @@ impl Runner {
             deletions: Deletions::default(),
             applied: Arc::default(),
             changed_paths: BTreeSet::new(),
-            new_rounds: Vec::new(),
+            new_rounds: VecDeque::new(),
             read: FileNumber(0),
             read_prefix: 0,
             next_prefix: 0,

@@ -555,10 +555,16 @@ pub trait Store: Send + Sync {
     /// Returns the cursor of the last change; 0 without any.
     fn feed_end(&self) -> Stored<'_, u64>;
 
-    /// Adds rounds of agents that monitor a peer. Of each minute the last round is kept, for a year.
-    fn add_rounds(&self, rounds: Vec<ObservedRound>) -> Stored<'_, ()>;
+    /// Stores measurements: settings of one kind by their names, and rounds of agents that monitor a peer. Of each
+    /// minute the last round is kept, for a year.
+    fn set_measured(
+        &self,
+        kind: &str,
+        records: Vec<(String, serde_json::Value)>,
+        rounds: Vec<ObservedRound>,
+    ) -> Stored<'_, ()>;
 
-    /// Returns rounds after the minute of a time, the oldest first.
+    /// Returns rounds after the minute of a time, the oldest first. Those of a later release are left out.
     fn rounds(&self, filter: RoundFilter) -> Stored<'_, Vec<Round>>;
 
     /// Returns all settings of a kind, by name.

@@ -133,6 +133,17 @@ async fn run_together(
     transaction.commit().await
 }
 
+/// Stores a setting.
+async fn set_setting(
+    connection: &mut SqliteConnection,
+    kind: &str,
+    name: &str,
+    value: &serde_json::Value,
+) -> Result<(), sqlx::Error> {
+    let query = sqlx::query("INSERT OR REPLACE INTO settings (kind, name, value) VALUES (?, ?, ?)");
+    query.bind(kind).bind(name).bind(json(value)).execute(connection).await.map(drop)
+}
+
 /// Returns an error of the database, with what was tried.
 fn failure(tried: &str, error: sqlx::Error) -> Error {
     let code = match &error {
@@ -784,13 +795,19 @@ impl Store for SqliteStore {
         }))
     }
 
-    fn add_rounds(&self, observed: Vec<ObservedRound>) -> Stored<'_, ()> {
+    fn set_measured(
+        &self,
+        kind: &str,
+        records: Vec<(String, serde_json::Value)>,
+        observed: Vec<ObservedRound>,
+    ) -> Stored<'_, ()> {
+        let kind = kind.to_owned();
         Box::pin(self.write(move |connection| {
             Box::pin(async move {
-                for observed in &observed {
-                    rounds::add(connection, observed).await?;
+                for (name, value) in &records {
+                    set_setting(connection, &kind, name, value).await?;
                 }
-                Ok(())
+                rounds::add(connection, &observed).await
             })
         }))
     }
@@ -896,14 +913,12 @@ impl Store for SqliteStore {
         Box::pin(self.write(move |connection| {
             Box::pin(async move {
                 match value {
-                    Some(value) => sqlx::query("INSERT OR REPLACE INTO settings (kind, name, value) VALUES (?, ?, ?)")
-                        .bind(kind)
-                        .bind(name)
-                        .bind(json(&value)),
-                    None => sqlx::query("DELETE FROM settings WHERE kind = ? AND name = ?").bind(kind).bind(name),
+                    Some(value) => set_setting(connection, &kind, &name, &value).await?,
+                    None => {
+                        let gone = sqlx::query("DELETE FROM settings WHERE kind = ? AND name = ?");
+                        gone.bind(kind).bind(name).execute(&mut *connection).await?;
+                    }
                 }
-                .execute(&mut *connection)
-                .await?;
                 if let Some(audit) = audit {
                     sqlx::query("INSERT INTO audit (at, by, action, value) VALUES (?, ?, ?, ?)")
                         .bind(audit.at.0)

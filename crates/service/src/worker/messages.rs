@@ -40,15 +40,15 @@ pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 pub const RUNNING_MAX: usize = 10_000;
 
 /// Maximum number of alarms of a visit. Reason: a path has at most one of each kind, direction and limit.
-const ALARMS_MAX: usize = 64;
+const ALARMS_MAX: usize = 16;
 
 /// Maximum number of round trips and of throughput tests of a visit. Reason: an agent sends echoes from 16 ports, and
 /// runs one test in each direction.
 const ECHOES_MAX: usize = 64;
 const TESTS_MAX: usize = 2;
 
-/// Maximum characters of a remedy. Reason: those of our rules have some hundreds.
-const REMEDY_CHARS_MAX: usize = 800;
+/// Maximum characters of a remedy. Reason: those of our rules have less.
+const REMEDY_CHARS_MAX: usize = 400;
 
 /// Start of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -87,6 +87,27 @@ pub struct Hello {
     pub lists: bool,
 }
 
+/// Visit of an agent to a peer that it monitors, as it is sent: a later release may have other limits and alarms,
+/// which a service does not know.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SentVisit(serde_json::Value);
+
+impl SentVisit {
+    /// Encodes a visit. Errors: `Protocol`.
+    pub fn new(visited: &Visited) -> Result<Self, Error> {
+        let encoded = serde_json::to_value(visited);
+        encoded.map(Self).map_err(|e| Error::protocol("encode a visit").caused_by(e))
+    }
+
+    /// Decodes the visit. Errors: `Protocol`: it is of a later release, or is no visit.
+    pub fn decode(self) -> Result<Visited, Error> {
+        let visited: Visited =
+            serde_json::from_value(self.0).map_err(|e| Error::protocol("a visit is not understood").caused_by(e))?;
+        visited.peer()?;
+        Ok(visited.clipped())
+    }
+}
+
 /// Visit of an agent to a peer that it monitors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Visited {
@@ -106,7 +127,7 @@ impl Visited {
 
     /// Returns the visit with lists and texts of limited length.
     #[must_use]
-    pub fn clipped(mut self) -> Self {
+    fn clipped(mut self) -> Self {
         self.alarms.truncate(ALARMS_MAX);
         self.round.outcome = match self.round.outcome {
             Outcome::Failed(failure) => Outcome::Failed(failure.cut()),
@@ -166,7 +187,10 @@ pub enum FromAgent {
         failure: Option<Failure>,
     },
     /// A peer was visited.
-    Visited(Box<Visited>),
+    Visited {
+        /// Visit.
+        visit: SentVisit,
+    },
     /// A message of a later release.
     #[serde(other)]
     Unknown,
@@ -341,7 +365,10 @@ mod tests {
         let outcome = Outcome::Failed(monitor::Failure::Unreachable("no".to_owned()));
         let alarm = Alarm::Unreachable { since: 7, reason: "no".to_owned() };
         let (peer, round) = (Fingerprint([3; 32]).to_string(), Round { at: 9, outcome });
-        let visited = FromAgent::Visited(Box::new(Visited { peer, round, alarms: vec![alarm] }));
+        let visit = Visited { peer, round, alarms: vec![alarm] };
+        let sent = SentVisit::new(&visit).unwrap();
+        assert_eq!(sent.clone().decode().unwrap(), visit);
+        let visited = FromAgent::Visited { visit: sent };
         for message in [FromAgent::Progress { transfers: vec![(key, 5)] }, ended, deleted, found, listed, visited] {
             let text = encode(&message).unwrap();
             assert_eq!(decode::<FromAgent>(&text).unwrap(), message, "{text}");
@@ -364,7 +391,8 @@ mod tests {
         let round = Round { at: 1, outcome: Outcome::Measured(measured) };
         let visited = Visited { peer: "x".to_owned(), round, alarms: vec![alarm; 900] };
         assert!(visited.peer().is_err());
-        let clipped = visited.clipped();
+        let clipped = visited.clone().clipped();
+        assert!(SentVisit::new(&visited).unwrap().decode().is_err(), "its peer is no fingerprint");
         let Outcome::Measured(measured) = clipped.round.outcome else { panic!("measured") };
         assert_eq!((clipped.alarms.len(), measured.tests.len()), (ALARMS_MAX, TESTS_MAX));
         assert_eq!(measured.tests[0].remedy.chars().count(), REMEDY_CHARS_MAX);
@@ -375,6 +403,10 @@ mod tests {
     fn messages_of_a_later_release_are_skipped_and_others_refused() {
         assert_eq!(decode::<ToAgent>(r#"{"type": "prepare", "key": 7}"#).unwrap(), ToAgent::Unknown);
         assert_eq!(decode::<FromAgent>(r#"{"type": "later"}"#).unwrap(), FromAgent::Unknown);
+        // The connection stays, whatever a visit of a later release has.
+        let later = r#"{"type": "visited", "visit": {"peer": "x", "round": {"at": 1, "later": {}}, "alarms": []}}"#;
+        let FromAgent::Visited { visit } = decode::<FromAgent>(later).unwrap() else { panic!("a visit") };
+        assert!(visit.decode().is_err());
         for wrong in ["", "{}", "[]", r#"{"type": "ended"}"#, r#"{"type": "progress", "transfers": [[1, 2]]}"#] {
             assert!(decode::<FromAgent>(wrong).is_err(), "{wrong}");
         }

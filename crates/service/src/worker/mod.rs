@@ -20,7 +20,7 @@ pub use agents::{Agents, Assignment, Connection, NoLister, Unpaired, agent_of, w
 pub use embedded::Embedded;
 pub use messages::{
     End, FromAgent, Hello, Key, LEASE, MESSAGE_BYTES_MAX, Order, Other, PATH, PING_EVERY, RUNNING_MAX, SILENCE_MAX,
-    ToAgent, Visited, decode, encode, from_base64, to_base64,
+    SentVisit, ToAgent, Visited, decode, encode, from_base64, to_base64,
 };
 
 /// Report of a worker.

@@ -144,6 +144,7 @@ const TABLE: &[(&str, &str, Right, u16)] = &[
     ("PUT", "/api/v1/sites/{name}", ChangesSettings, 200),
     ("DELETE", "/api/v1/sites/{name}", ChangesSettings, 204),
     ("GET", "/api/v1/paths", ReadsSettings, 200),
+    ("GET", "/api/v1/paths/rounds", ReadsSettings, 200),
     ("GET", "/api/v1/config", ReadsSettings, 200),
     ("PATCH", "/api/v1/config/links/{source}/{destination}", ChangesSettings, 200),
     ("DELETE", "/api/v1/config/links/{source}/{destination}", ChangesSettings, 204),
@@ -211,6 +212,10 @@ fn body_of(method: &str, path: &str) -> Value {
 fn query_of(method: &str, path: &str) -> String {
     let endpoint = encoded(ENDPOINT);
     match (method, path) {
+        ("GET", "/api/v1/paths/rounds") => {
+            let key = encoded("SHA256:PXnRV7Viz07LCS3q+EGKVef/8GfRAaO0qTW3vRXksbU");
+            format!("?agent={key}&peer={key}")
+        }
         ("DELETE", "/ban/se") => format!("?storage={endpoint}"),
         ("DELETE", "/ban/dn") => "?user_dn=%2FCN%3Dx".to_owned(),
         ("DELETE", "/config/se") => format!("?se={endpoint}"),

@@ -24,7 +24,8 @@ pub struct PathView {
     pub transfers: u64,
     /// Time of the last transfer, in milliseconds since 1970; 0 without one.
     pub at_ms: i64,
-    /// Last visits of the agents that monitor the path: at most one from each end.
+    /// Last visits of the agents that monitor the path: at most one from each end, and none that is older than two
+    /// days.
     #[serde(default)]
     pub visits: Vec<VisitView>,
 }
@@ -44,9 +45,12 @@ pub struct VisitView {
     pub bytes_per_s: Option<f64>,
     /// Limit in this test, as the path doctor names it: `rate_cap` if the cap was reached.
     pub limited_by: Option<String>,
+    /// Time of this test, in milliseconds since 1970.
+    #[serde(default)]
+    pub tested_at_ms: Option<i64>,
     /// Reason for which the visit has no measurements.
     pub failure: Option<String>,
-    /// Open alarms, for people.
+    /// Open alarms, for people: "to the agent" is from the visitor to its peer.
     pub alarms: Vec<String>,
 }
 

@@ -18,6 +18,7 @@ use crate::api::app::App;
 use crate::api::body::{Small, Whole};
 use crate::caller::{Level, Operation};
 use crate::paths::{PathEnds, PathRecord, RoundFilter, Visit};
+use crate::service::now;
 use crate::site::{Site, SiteSettings};
 
 /// Maximum number of agents of a site. Reason: a data centre has some tens of transfer hosts.
@@ -128,7 +129,7 @@ pub(super) async fn paths(By(caller): By, State(app): State<App>) -> Result<Json
         limited_by: record.limited_by,
         transfers: record.transfers,
         at_ms: record.at,
-        visits: record.visits.into_iter().map(visit_view).collect(),
+        visits: record.visits.into_iter().filter(|visit| visit.is_recent(now())).map(visit_view).collect(),
     };
     Ok(Json(PathList { paths: app.service.paths().into_iter().map(view).collect() }))
 }
@@ -141,6 +142,7 @@ fn visit_view(visit: Visit) -> VisitView {
         loss: visit.loss,
         bytes_per_s: visit.bytes_per_s,
         limited_by: visit.limited_by,
+        tested_at_ms: visit.tested_at,
         failure: visit.failure,
         alarms: visit.alarms,
     }

@@ -26,12 +26,14 @@ async fn rounds_of_a_path_are_kept_one_a_minute_for_a_year() {
     };
     let start = 1_800_000_000;
     let rounds = [0, 59, 60, 300, 119].map(|after| observed(2, start + after));
-    store.add_rounds(rounds.into_iter().chain([observed(3, start)]).collect()).await.unwrap();
+    let rounds = rounds.into_iter().chain([observed(3, start)]).collect();
+    store.set_measured("path", vec![("a b".to_owned(), serde_json::json!({"at": 7}))], rounds).await.unwrap();
+    assert_eq!(store.settings("path").await.unwrap()[0].value, serde_json::json!({"at": 7}));
     assert_eq!(times(filter(2, 0, 10)).await, [start + 59, start + 119, start + 300]);
     assert_eq!(times(filter(2, start, 1)).await, [start + 119]);
     assert_eq!(times(filter(2, start + 300, 10)).await, [0; 0]);
     let later = start + 366 * 86_400 + 60;
-    store.add_rounds(vec![observed(2, later)]).await.unwrap();
+    store.set_measured("path", Vec::new(), vec![observed(2, later)]).await.unwrap();
     assert_eq!(times(filter(2, 0, 10)).await, [start + 119, start + 300, later]);
-    assert_eq!(times(filter(3, 0, 10)).await, [start], "rounds of another path stay");
+    assert_eq!(times(filter(3, 0, 10)).await, [0; 0], "rounds of a path that nobody measures any more go, too");
 }
