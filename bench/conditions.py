@@ -252,6 +252,13 @@ def policer(draw: random.Random, least: float, most: float) -> Case:
     return Case(("policer",), path.way, setup, replace(setup, paced=(sender(path.way), mbit * PACED)), facts)
 
 
+def policer_shared(draw: random.Random) -> Case:
+    """Eight connections of others share the policer with the doctor. They lose packets in it, and yield."""
+    case = policer(draw, 0.05, 0.3)
+    cross = (cross_of(case.way, "-P", "8", "-C", "cubic"),)
+    return replace(case, setup=replace(case.setup, cross=cross), fixed=None)
+
+
 def shaper(draw: random.Random) -> Case:
     path = drawn(draw)
     mbit = max(path.mbit * between(draw, 0.2, 0.5), 2)
@@ -405,6 +412,7 @@ CASES: dict[str, Draw] = {
     "congestion-udp": congestion_udp,
     "policer-small": lambda draw: policer(draw, 0.005, 0.03),
     "policer-large": lambda draw: policer(draw, 0.1, 0.5),
+    "policer-shared": policer_shared,
     "shaper": shaper,
     "ack-path": ack_path,
     "reordering": reordering,

@@ -130,13 +130,14 @@ TOOLS: dict[str, Callable[[Evidence, Way], set[str]]] = {"ss": ss, "NDT7": ndt7,
 
 
 def doctor(evidence: Evidence, binary: Path) -> dict[Way, set[str]]:
-    """Returns the verdicts of the doctor by direction."""
+    """Returns the verdicts of the doctor, and the limits of its ladder, by direction."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({"format": 1, "about": {}, "evidence": evidence}, file)
         file.flush()
         shown = subprocess.run([binary, "doctor", "show", file.name, "--json"], capture_output=True, text=True, check=True)
     named: dict[Way, set[str]] = {"forward": set(), "reverse": set()}
-    for verdict in json.loads(shown.stdout)["verdicts"]:
+    reply = json.loads(shown.stdout)
+    for verdict in [*reply["verdicts"], *reply["ladder"]]:
         if verdict["limit"] != "clean":
             # Options and modes are of both directions, and have one verdict.
             both = verdict["limit"] in ("no_sack", "no_timestamps", "rtt_modes")
