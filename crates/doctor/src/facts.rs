@@ -119,9 +119,14 @@ impl<'a> Facts<'a> {
 
     /// Returns the payload rate that a connection has if it fills the path, if the ceiling was reached: bbr pauses.
     pub fn usable_bps(&self) -> Option<f64> {
-        let is_bbr = self.base.as_ref().is_some_and(|base| base.congestion.starts_with("bbr"));
+        let is_bbr = self.base.as_ref().is_some_and(FlowView::is_bbr);
         let share = if is_bbr { bbr_share(Duration::from_secs_f64(self.rtt_s)) } else { 1.0 };
         self.path_bps().map(|path| path * share)
+    }
+
+    /// Returns the payload rate that a connection can have: that of the path, or the highest rate seen.
+    pub fn reachable_bps(&self) -> f64 {
+        self.usable_bps().unwrap_or_else(|| self.least_bps())
     }
 
     /// Returns true if the baseline fills the path.
@@ -269,7 +274,7 @@ impl<'a> Facts<'a> {
     fn part(&self, direction: Direction) -> f64 {
         let facts = Facts::new(self.evidence, direction);
         let rate = facts.base.as_ref().map_or(f64::INFINITY, |base| base.rate_bps);
-        rate / facts.usable_bps().unwrap_or_else(|| facts.least_bps()).max(1.0)
+        rate / facts.reachable_bps().max(1.0)
     }
 
     /// Returns the delay from which a queue is more than the turns of hosts, seconds.

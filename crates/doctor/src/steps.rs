@@ -354,7 +354,7 @@ impl Question<'_> {
     /// Returns a congestion control of the other kind that the sender may use.
     fn other_control(&self, base: &FlowView) -> Option<String> {
         let known = self.facts.sender().settings.get("ipv4.tcp_available_congestion_control");
-        let other = if base.congestion == "bbr" { "cubic" } else { "bbr" };
+        let other = if base.is_bbr() { "cubic" } else { "bbr" };
         known.is_some_and(|known| known.split(' ').any(|name| name == other)).then(|| other.to_owned())
     }
 }

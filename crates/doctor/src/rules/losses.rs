@@ -145,7 +145,7 @@ fn random(facts: &Facts<'_>, base: &FlowView, has_policer: bool, has_ack_path: b
         return None;
     }
     let loss = if by_udp { share } else { of_tcp };
-    let control = if base.congestion == "bbr" { Control::Bbr } else { Control::Cubic };
+    let control = if base.is_bbr() { Control::Bbr } else { Control::Cubic };
     let model = PathFacts { rtt: Duration::from_secs_f64(facts.rtt_s), mss: base.mss.max(1), loss };
     let limit = response::of_loss(control, &model, sterna_proto::BitRate(facts.least_bps() as u64));
     let remedy = "find the link that loses packets (optics, duplex, radio, a full counter of errors); until then, a \
@@ -220,7 +220,7 @@ fn congestion(facts: &Facts<'_>, base: &FlowView) -> Option<Finding> {
     // A connection whose acknowledgements wait in a queue of others has less, too.
     let is_other = standing.is_some() && stood_here.is_none() && !facts.is_delayed();
     let yields = match stood_here {
-        Some(_) => base.rate_bps < usable(facts) * FULL && !base.is_held_by_hosts(),
+        Some(_) => base.rate_bps < facts.reachable_bps() * FULL && !base.is_held_by_hosts(),
         None => is_shared(facts, base) && !is_other,
     };
     if !yields && stood_here.is_none() && !facts.is_queued() {
@@ -258,14 +258,9 @@ fn is_shared(facts: &Facts<'_>, base: &FlowView) -> bool {
     base.sack && yields(facts, base)
 }
 
-/// Returns the payload rate that a connection can have, or the highest rate seen.
-fn usable(facts: &Facts<'_>) -> f64 {
-    facts.usable_bps().unwrap_or_else(|| facts.least_bps())
-}
-
 /// Returns true if a connection has lost packets in a queue, and the path carries more.
 fn yields(facts: &Facts<'_>, base: &FlowView) -> bool {
-    let top = usable(facts);
+    let top = facts.reachable_bps();
     let has_queue = base.queue_s() > (facts.rtt_s * 0.1).max(0.003);
     // A sender that fills the path with what it sends again has the queue for itself.
     base.rate_bps < top * FULL && base.sent_bps < top && has_queue && base.lost > 0 && !base.is_held_by_hosts()

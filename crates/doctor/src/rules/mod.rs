@@ -114,16 +114,11 @@ fn ladder(facts: &Facts<'_>, findings: &[Finding]) -> Vec<Step> {
     let mut steps: Vec<Step> =
         limits.filter_map(|finding| finding.holds_to(rate).map(|bps| step(finding.cause, bps))).collect();
     steps.extend(windows::steps(facts, findings).into_iter().map(|(cause, bps)| step(cause, bps)));
-    steps.push(step(Cause::Clean, top(facts)));
+    steps.push(step(Cause::Clean, facts.reachable_bps()));
     steps.sort_by_key(|step| step.rate_bps);
     let end = steps.iter().position(|step| step.limit == Cause::Clean).unwrap_or(steps.len());
     steps.truncate(end + 1);
     steps
-}
-
-/// Returns the payload rate that the path itself allows, or the highest rate seen.
-fn top(facts: &Facts<'_>) -> f64 {
-    facts.usable_bps().unwrap_or_else(|| facts.least_bps())
 }
 
 fn verdicts(facts: &Facts<'_>, findings: Vec<Finding>) -> Vec<Verdict> {
@@ -134,7 +129,7 @@ fn verdicts(facts: &Facts<'_>, findings: Vec<Finding>) -> Vec<Verdict> {
         let others = findings.iter().enumerate().filter(|(other, _)| *other != index);
         let others = others.filter_map(|(_, other)| other.allows(rate).filter(|_| other.cause != finding.cause));
         let next = others.chain(hidden.iter().filter(|(cause, _)| *cause != finding.cause).map(|(_, bps)| *bps));
-        let next = next.fold(top(facts), f64::min);
+        let next = next.fold(facts.reachable_bps(), f64::min);
         let reached = finding.detail.reached_bps.map_or(next, |reached| reached.min(next)).max(rate);
         let predicted = if finding.binds { reached } else { rate };
         let limit = finding.holds_to(rate).unwrap_or(rate);
@@ -146,7 +141,7 @@ fn verdicts(facts: &Facts<'_>, findings: Vec<Finding>) -> Vec<Verdict> {
             evidence: finding.evidence.clone(),
             remedy: finding.remedy.clone(),
             predicted_bps: predicted as u64,
-            predicted_is_least: finding.binds && facts.path_bps().is_none() && predicted >= top(facts),
+            predicted_is_least: finding.binds && facts.path_bps().is_none() && predicted >= facts.reachable_bps(),
             limits_to_bps: finding.holds_to(rate).filter(|_| finding.binds).map(|bps| bps as u64),
             rate_bps: finding.detail.rate_bps.map(|bps| bps as u64),
             burst_bytes: finding.detail.burst_bytes.map(|bytes| bytes as u64),

@@ -185,7 +185,7 @@ pub(super) fn slow_ramp(facts: &Facts<'_>, findings: &[Finding]) -> Option<Findi
     if findings.iter().any(|finding| finding.binds) {
         return None;
     }
-    let path = facts.usable_bps().unwrap_or_else(|| facts.least_bps());
+    let path = facts.reachable_bps();
     let window = ByteCount((path / 8.0 * facts.rtt_s) as u64);
     let model = PathFacts { rtt: std::time::Duration::from_secs_f64(facts.rtt_s), mss: base.mss.max(1), loss: 0.0 };
     let ideal = response::ramp(window, &model).as_secs_f64();
