@@ -9,6 +9,7 @@ use sterna_doctor::evidence::Direction;
 use sterna_doctor::monitor::{Alarm, Outcome, Round};
 use sterna_net::identity::Fingerprint;
 use sterna_sched::time::UnixTime;
+use utoipa::ToSchema;
 
 use crate::job::Moved;
 use crate::worker::{End, Visited};
@@ -67,26 +68,25 @@ pub struct PathRecord {
 }
 
 /// Last visit of one end of a path to the other end.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Visit {
     /// Visitor.
     pub by: End,
     /// Time, in milliseconds since 1970.
-    pub at: i64,
+    pub at_ms: i64,
     /// Smallest round-trip time of all ports, in milliseconds.
     pub rtt_ms: Option<f64>,
     /// Fraction of the packets that were lost without load.
     pub loss: Option<f64>,
     /// Rate of one connection in the last throughput test, in bytes of payload per second. It has a cap.
     pub bytes_per_s: Option<f64>,
-    /// Limit in this test: `rate_cap` if the cap was reached.
+    /// Limit in this test, as the path doctor names it: `rate_cap` if the cap was reached.
     pub limited_by: Option<String>,
     /// Time of this test, in milliseconds since 1970.
-    #[serde(default)]
-    pub tested_at: Option<i64>,
+    pub tested_at_ms: Option<i64>,
     /// Reason for which the visit has no measurements.
     pub failure: Option<String>,
-    /// Open alarms, in words.
+    /// Open alarms, for people: "to the agent" is from the visitor to its peer.
     pub alarms: Vec<String>,
 }
 
@@ -139,7 +139,7 @@ impl PathRecord {
         let before = self.visits.iter().position(|before| before.by == visit.by).map(|at| self.visits.remove(at));
         if let Some(before) = before.filter(|_| visit.bytes_per_s.is_none()) {
             (visit.bytes_per_s, visit.limited_by) = (before.bytes_per_s, before.limited_by);
-            visit.tested_at = before.tested_at;
+            visit.tested_at_ms = before.tested_at_ms;
         }
         self.visits.push(visit);
         self.visits.sort_by_key(|visit| visit.by);
@@ -149,7 +149,7 @@ impl PathRecord {
 impl Visit {
     /// Returns true if it is recent enough to be shown.
     pub fn is_recent(&self, now: UnixTime) -> bool {
-        now.since(UnixTime(self.at)) <= VISIT_SHOWN
+        now.since(UnixTime(self.at_ms)) <= VISIT_SHOWN
     }
 
     /// Returns a visit as it shows one direction of the path.
@@ -163,19 +163,18 @@ impl Visit {
             Outcome::Failed(failure) => (None, Some(failure.text().to_owned())),
         };
         let echoes = measured.and_then(|measured| measured.echoes.as_ref());
-        let loss = echoes.map(|echoes| echoes.losses(direction)).filter(|(_, sent)| *sent > 0);
-        let test = measured.and_then(|measured| measured.tests.iter().find(|test| test.direction == direction));
+        let test = measured.and_then(|measured| measured.test(direction));
         let is_here = |alarm: &&Alarm| alarm.direction().is_none_or(|of| of == direction);
         let words = |alarm: &Alarm| alarm.words().chars().take(ALARM_CHARS_MAX).collect();
-        let at = i64::try_from(visited.round.at.saturating_mul(1000)).unwrap_or(i64::MAX);
+        let at_ms = i64::try_from(visited.round.at.saturating_mul(1000)).unwrap_or(i64::MAX);
         Self {
             by,
-            at,
+            at_ms,
             rtt_ms: echoes.and_then(|echoes| echoes.fastest_s()).map(|rtt| rtt * 1e3),
-            loss: loss.map(|(lost, sent)| lost as f64 / sent as f64),
+            loss: echoes.and_then(|echoes| echoes.loss(direction)),
             bytes_per_s: test.map(|test| test.rate_bps as f64 / 8.0),
             limited_by: test.map(|test| test.limit.name()),
-            tested_at: test.map(|_| at),
+            tested_at_ms: test.map(|_| at_ms),
             failure,
             alarms: visited.alarms.iter().filter(is_here).map(words).collect(),
         }

@@ -57,6 +57,13 @@ fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
+impl Measured {
+    /// Returns the throughput test of a direction.
+    pub fn test(&self, direction: Direction) -> Option<&Test> {
+        self.tests.iter().find(|test| test.direction == direction)
+    }
+}
+
 /// Reason for which a visit has no measurements.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -130,6 +137,20 @@ impl Echoes {
             Direction::Reverse => (self.reflected, self.returned),
         };
         (sent.saturating_sub(arrived), sent)
+    }
+
+    /// Returns the part of the packets lost in a direction; `None` if none was sent.
+    pub fn loss(&self, direction: Direction) -> Option<f64> {
+        let (lost, sent) = self.losses(direction);
+        (sent > 0).then(|| lost as f64 / sent as f64)
+    }
+
+    /// Returns the routers that packets of a direction passed.
+    pub fn hops(&self, direction: Direction) -> Option<u8> {
+        match direction {
+            Direction::Forward => self.forward_hops,
+            Direction::Reverse => self.reverse_hops,
+        }
     }
 
     /// Returns the smallest round trip of all ports, seconds.

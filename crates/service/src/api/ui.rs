@@ -211,7 +211,7 @@ fn paths(app: &App, monitored: &[(PathEnds, Visit)]) -> Markup {
                         @if let Some(rate) = visit.bytes_per_s { (BitRate((rate * 8.0) as u64)) }
                     }
                     td { @if let Some(limit) = &visit.limited_by { (limit) } }
-                    td class="n" { (readable_time(at.since(UnixTime(visit.at)))) }
+                    td class="n" { (readable_time(at.since(UnixTime(visit.at_ms)))) }
                     td.wide {
                         @for alarm in &visit.alarms { p.failed { (alarm) } }
                         @if let Some(failure) = visit.failure.as_ref().filter(|_| visit.alarms.is_empty()) { (failure) }

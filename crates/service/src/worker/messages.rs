@@ -11,6 +11,7 @@ use sterna_doctor::monitor::{Alarm, Outcome, Round};
 use sterna_net::identity::Fingerprint;
 use sterna_proto::Error;
 use sterna_sched::queue::FileNumber;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::job::{Failure, Moved, Task};
@@ -87,8 +88,8 @@ pub struct Hello {
     pub lists: bool,
 }
 
-/// Visit of an agent to a peer that it monitors, as it is sent: a later release may have other limits and alarms,
-/// which a service does not know.
+/// Encoded [`Visited`]. A service decodes it apart from its message: limits and alarms of a later release are then an
+/// error of the visit, and the connection stays.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SentVisit(serde_json::Value);
 
@@ -197,7 +198,7 @@ pub enum FromAgent {
 }
 
 /// End of a transfer, or of a path, at one of its agents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
     /// It has the source, and pushes.

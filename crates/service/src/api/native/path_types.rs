@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::paths::Visit;
+
 /// Measurements of the path between two agents.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct PathView {
@@ -27,31 +29,7 @@ pub struct PathView {
     /// Last visits of the agents that monitor the path: at most one from each end, and none that is older than two
     /// days.
     #[serde(default)]
-    pub visits: Vec<VisitView>,
-}
-
-/// Last visit of one end of a path to the other end.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-pub struct VisitView {
-    /// Visitor: `source` or `destination`.
-    pub by: String,
-    /// Time, in milliseconds since 1970.
-    pub at_ms: i64,
-    /// Smallest round-trip time of all ports, in milliseconds.
-    pub rtt_ms: Option<f64>,
-    /// Fraction of the packets that were lost without load.
-    pub loss: Option<f64>,
-    /// Rate of one connection in the last throughput test, in bytes of payload per second. It has a cap.
-    pub bytes_per_s: Option<f64>,
-    /// Limit in this test, as the path doctor names it: `rate_cap` if the cap was reached.
-    pub limited_by: Option<String>,
-    /// Time of this test, in milliseconds since 1970.
-    #[serde(default)]
-    pub tested_at_ms: Option<i64>,
-    /// Reason for which the visit has no measurements.
-    pub failure: Option<String>,
-    /// Open alarms, for people: "to the agent" is from the visitor to its peer.
-    pub alarms: Vec<String>,
+    pub visits: Vec<Visit>,
 }
 
 /// Measurements of one visit, one direction of the path.

@@ -12,12 +12,12 @@ use sterna_proto::{Error, ErrorKind, Phase, Scope};
 use utoipa::IntoParams;
 
 use super::answer::{By, Failed, Refusals, page, read, usage};
-use super::path_types::{PathList, PathView, RoundDirection, RoundList, RoundView, VisitView};
+use super::path_types::{PathList, PathView, RoundDirection, RoundList, RoundView};
 use super::types::{AccessView, AgentView, NewSite, SiteList, SiteView};
 use crate::api::app::App;
 use crate::api::body::{Small, Whole};
 use crate::caller::{Level, Operation};
-use crate::paths::{PathEnds, PathRecord, RoundFilter, Visit};
+use crate::paths::{PathEnds, PathRecord, RoundFilter};
 use crate::service::now;
 use crate::site::{Site, SiteSettings};
 
@@ -129,23 +129,9 @@ pub(super) async fn paths(By(caller): By, State(app): State<App>) -> Result<Json
         limited_by: record.limited_by,
         transfers: record.transfers,
         at_ms: record.at,
-        visits: record.visits.into_iter().filter(|visit| visit.is_recent(now())).map(visit_view).collect(),
+        visits: record.visits.into_iter().filter(|visit| visit.is_recent(now())).collect(),
     };
     Ok(Json(PathList { paths: app.service.paths().into_iter().map(view).collect() }))
-}
-
-fn visit_view(visit: Visit) -> VisitView {
-    VisitView {
-        by: visit.by.name().to_owned(),
-        at_ms: visit.at,
-        rtt_ms: visit.rtt_ms,
-        loss: visit.loss,
-        bytes_per_s: visit.bytes_per_s,
-        limited_by: visit.limited_by,
-        tested_at_ms: visit.tested_at,
-        failure: visit.failure,
-        alarms: visit.alarms,
-    }
 }
 
 /// Selection of rounds.
@@ -196,15 +182,10 @@ fn round_view(round: &Round) -> RoundView {
     };
     let echoes = measured.and_then(|measured| measured.echoes.as_ref());
     let direction = |direction: Direction| {
-        let test = measured.and_then(|measured| measured.tests.iter().find(|test| test.direction == direction));
-        let losses = echoes.map(|echoes| echoes.losses(direction)).filter(|(_, sent)| *sent > 0);
-        let hops = |direction| match direction {
-            Direction::Forward => echoes?.forward_hops,
-            Direction::Reverse => echoes?.reverse_hops,
-        };
+        let test = measured.and_then(|measured| measured.test(direction));
         RoundDirection {
-            loss: losses.map(|(lost, sent)| lost as f64 / sent as f64),
-            hops: hops(direction),
+            loss: echoes.and_then(|echoes| echoes.loss(direction)),
+            hops: echoes.and_then(|echoes| echoes.hops(direction)),
             bytes_per_s: test.map(|test| test.rate_bps as f64 / 8.0),
             limited_by: test.map(|test| test.limit.name()),
         }
